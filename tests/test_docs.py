@@ -181,7 +181,7 @@ def test_durability_page_names_existing_tests():
     assert named and not [path for path in named if not (ROOT / path).is_file()]
 
 
-MOST_WORDS = 30  # in a sentence
+MOST_WORDS = 30  # maximum number of words in a sentence
 
 
 def sentences(page: Path) -> list[str]:

@@ -199,7 +199,7 @@ def test_command_lines_parse_and_bind(command, tmp_path, monkeypatch, capsys):
 
     def bind_only(configured, *args, **only):
         _, bound = bind(configured, *args, **only)
-        gin.get_bindings(configured)  # makes the objects that they name
+        gin.get_bindings(configured)  # makes the objects that the bindings name
         return instead, bound
 
     monkeypatch.setattr(gin_config, "bind", bind_only)

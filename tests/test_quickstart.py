@@ -79,7 +79,7 @@ def commands_in(output: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         if any(argument.startswith(f"--output={output}/") for argument in arguments):
             found.append(int(path.parent.name))

@@ -105,7 +105,7 @@ def test_row_binds(row):
 
 
 def test_wangs_short_runs_end_within_the_warm_up():
-    """Table 5.11: 195 steps of 512 texts, with a warm-up of 910 steps."""
+    """Wang (2022), table 5.11: 195 steps of 512 texts, with a warm-up of 910 steps."""
     row = Row("", "wang2022", ["simcse"], [], ["DEV_TEXT=held_out.txt"])
     recipe, _ = bound(row, ["--batch_size=512"])
     settled = recipe.settled(100_000)

@@ -306,7 +306,7 @@ def test_suggestion_among_names_that_differ_in_case_is_the_most_similar():
 def test_number_may_be_whole_or_not_and_a_flag_may_have_two_spellings():
     @Rules(also_called={"place": "where"})
     def command(every: int | float = 1, place: str = "") -> int:
-        """Does it."""
+        """A command with two flags."""
         found.append((every, place))
         return 0
 

@@ -32,7 +32,7 @@ def job(
 
 
 def taking(names):
-    """Returns a command with these parameters, which returns the values that it gets."""
+    """Returns a command with these parameters; the command returns the values that it gets."""
 
     def command(**values):
         return values
@@ -112,7 +112,7 @@ TWICE = "is given twice, by {} and by {}; keep one of them"
 UNUSED = "a macro a value, but nothing uses the macro"
 ITSELF = "refers to itself ({}): set it to a value"
 REFUSED = [
-    # flags, lines of the recipe, what is said
+    # flags, lines of the recipe, and the error message
     ("--steps=30 --gin.STEPS=40", "", "steps " + TWICE.format("--steps", "--gin.STEPS")),
     ("--steps=30 --gin.job.steps=40", "", "steps " + TWICE.format("--steps", "--gin.job.steps")),
     ("--rate=1 --gin.SLOW=2", "", "rate " + TWICE.format("--rate", "--gin.SLOW")),
@@ -121,7 +121,8 @@ REFUSED = [
     ("", "STESP = 3", "STESP is set but nothing uses it; did you mean 'STEPS'?"),
     ("", "BATCHSIZE = 3", "BATCHSIZE is set but nothing uses it; did you mean 'BATCH_SIZE'?"),
     ("--gin.STEP=3", "", "STEP is set but nothing uses it; did you mean 'STEPS'?"),
-    ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),  # of gin/, but not of this recipe
+    # A macro of gin/ that this recipe does not use.
+    ("--gin.SAME_TOWER=3", "", "SAME_TOWER is set but nothing uses it"),
     ("", "default/SLO = 0.5", f"default/SLO gives {UNUSED}; did you mean 'SLOW'?"),
     ("", "job.names = %A\nA = %B\nB = %C\nC = %A", f"macro A {ITSELF.format('A -> B -> C -> A')}"),
     ("", "job.names = %A\nA = [1, (%B,)]\nB = {'x': %A}", f"macro A {ITSELF.format('A -> B -> A')}"),
@@ -210,7 +211,8 @@ def test_gin_file_that_includes_itself_is_refused(bind, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"^b.gin includes a.gin, which includes it"):
         bind(recipe="include 'a.gin'\n")
     (tmp_path / "b.gin").write_text("job.warmup = 7\n")
-    assert bind(recipe="include 'a.gin'\ninclude 'b.gin'\n")[0]["warmup"] == 7  # twice is no circle
+    # Including a file twice is not a cycle.
+    assert bind(recipe="include 'a.gin'\ninclude 'b.gin'\n")[0]["warmup"] == 7
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_gin_file_that_includes_itself_is_refused(bind, tmp_path, monkeypatch):
     ],
 )
 def test_values_are_checked_where_they_are_read(train_recipe, more, fits):
-    """A binding counts neither where another file puts something in its place nor below one of a scope."""
+    """A value is not checked if another file replaces the binding, or if a scoped binding overrides it."""
     path = train_recipe(f"""
 from jaxir.data.batches import mixture
 SPLIT = None
@@ -245,8 +247,9 @@ texts.Texts.path = "there"
         ("msmarco.MsMarcoPairs.split=dev", "; it reads here/MsMarcoPairs.split"),
         ("texts.Texts.path=there", ""),
         ("here/msmarco.MsMarcoPairs.split=train", None),
-        ("msmarco.MsMarcoPairs.directory=elsewhere", None),  # within the scope, too
-        ("kept.Kept.of=dev", None),  # by a call that gin does not see
+        # An unscoped setting applies within the scope, too.
+        ("msmarco.MsMarcoPairs.directory=elsewhere", None),
+        ("kept.Kept.of=dev", None),  # gin does not see the call that makes this object
     ],
 )
 def test_typed_setting_of_an_unused_object_is_refused(train_recipe, tmp_path, monkeypatch, typed, sentence):
@@ -278,9 +281,9 @@ def test_typed_macro_of_an_unused_object_is_refused(files, typed, what):
     sentence = f"^{typed.partition('=')[0]} is set but nothing reads it: .* it belongs to {what}$"
     with pytest.raises(UserError, match=sentence):
         gin_config.bind(train, files, [*needed, typed], {})
-    with pytest.raises(UserError, match=sentence):  # as plan and prepare call it
+    with pytest.raises(UserError, match=sentence):  # the form in which plan and prepare call `bind`
         gin_config.bind(train, files, [*needed, typed], {}, command=taking(["model", "data"]))
-    gin_config.bind(train, files, needed, {})  # what is not made need not be set, either
+    gin_config.bind(train, files, needed, {})  # settings of objects that are not made need no value
     assert "%gin.REQUIRED" not in gin_config.operative_config()
 
 

@@ -145,7 +145,7 @@ def test_chunks_reach_all_parts_of_an_objective(objective):
 
 
 def test_consert_keeps_its_own_loss_in_every_sum():
-    """SimCSE's, one direction of the in-batch softmax, is the default of the same macro."""
+    """The loss of SimCSE, which is not ConSERT's, is the default of the macro that both objectives use."""
     sums = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/objectives/multi_task.gin"]
     consert = "@consert.ConSERT()"
     for files, bindings in {
@@ -181,7 +181,7 @@ def test_max_rank_of_training_does_not_change_dev(tmp_path):
 
 @pytest.mark.parametrize("loss", ["margin", "triplet"])
 def test_loss_that_replaces_another_has_its_own_settings(folder, loss):
-    """SamToNe's same_tower names towers; theirs is True or False."""
+    """`same_tower` names towers for SamToNe, but is True or False for these losses."""
     files = ["gin/samtone_base.gin", f"gin/objectives/{loss}.gin"]
     gin_config.bind(train, files, [f"DATA={folder}"], {"output_dir": "run"})
     bound = gin.get_bindings(train)
@@ -231,7 +231,7 @@ def test_selection_strategies_can_be_named(binding, selection):
 
 
 def test_short_name_prefers_bound_parameters():
-    """AdamW, nearer to the command, has `groups` too, but nothing binds it."""
+    """AdamW has a parameter `groups`, too, and is nearer to the command, but no file binds it there."""
     with pytest.raises(UserError, match=r"^GROUPS must be a whole number, not None$"):
         resolve("gin/curriculum.gin", "GROUPS=None")
 

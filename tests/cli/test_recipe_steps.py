@@ -30,7 +30,7 @@ from tests.cli.recipe_files import (
 from tests.cli.recipe_files import recorded_settings as settings
 from tests.shallow import first_layers
 
-TRACED = "gin/models/minilm.gin"  # with each objective; the other models with one
+TRACED = "gin/models/minilm.gin"  # traced with each objective; the other models are traced with one
 GOLDEN = {True: ROOT / "tests/golden/t5_1_1", False: ROOT / "tests/golden/bert"}
 DPR_DIFFCSE = "gin/objectives/dpr_diffcse.gin"
 LATE = {
@@ -146,7 +146,7 @@ LOSSES = ["in_batch.in_batch_softmax", "nt_xent.nt_xent", "bce.bce", "hinges.tri
 )
 def test_objectives_of_texts_are_traced_with_all_their_choices(objective, binding, texts, generator):
     sizes = ["PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32", f"MODEL=hf:{GOLDEN[False]}", "STEPS=20"]
-    sizes += ["SEED=4"]  # in all rows, so that equal recipes are traced once
+    sizes += ["SEED=4"]  # the same seed in all rows, so that equal recipes are traced once
     sizes += [f"GENERATOR={generator}"] if "diffcse" in objective else []
     texts = texts.with_name("passages.txt") if "ict" in objective else texts
     sizes += [f"TEXT={texts}", *([binding] if isinstance(binding, str) else binding)]
@@ -193,7 +193,7 @@ def test_reader_is_traced(folder, tmp_path):
     sizes += [f"MODEL=hf:{ROOT / 'tests/golden/seq2seq_1_1'}", "PASSAGES=3", "CHUNKS=2", "DEV_ANSWERS=other"]
     bound, _, metrics = traced(files[:1], [*needed, *sizes], num_examples=8)
     assert bound["dev"].answers == "other" and metrics.keys() >= {"loss", "token_accuracy"}
-    # Unlike the piece's source of pairs, the reader's takes the whole run without a split.
+    # Without a split, the reader's data are all questions of the run.
     gin.clear_config()
     bound = bind(files, [*needed, "TRAIN_SPLIT=None", "DEV_SPLIT=None"])
     assert bound["data"].split is bound["dev"].split is None

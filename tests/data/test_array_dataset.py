@@ -59,7 +59,8 @@ def test_stable_keys_are_the_same_on_any_machine():
 
 def test_a_batch_holds_each_feature_with_its_prompt(minilm):
     prompts = {"query_prompt": "query: ", "passage_prompt": "passage: "}
-    examples = [*EXAMPLES[:3], EXAMPLES[3]._replace(passage="[PAD] yes [PAD]")]  # no padding of a batch
+    # These tokens are part of the text, not padding.
+    examples = [*EXAMPLES[:3], EXAMPLES[3]._replace(passage="[PAD] yes [PAD]")]
     dataset = from_examples(examples, minilm, num_negatives=2, **prompts, **LENGTHS)
     batch = in_order(dataset)
     assert {k: v.shape[1:] for k, v in batch.items()} == {k: f.shape for k, f in dataset.features.items()}
@@ -75,7 +76,7 @@ def test_a_batch_holds_each_feature_with_its_prompt(minilm):
     for row, e in enumerate(examples):
         known = {key.tobytes(): n for n in e.negatives for key in stable_keys([n[0]])}
         wanted = [known[key.tobytes()] for key in batch["negative_key"][row]]
-        assert len(set(wanted)) == min(2, len(known))  # repeated where there is only one
+        assert len(set(wanted)) == min(2, len(known))  # a single negative is repeated
         negatives = padded([f"passage: {text}" for _, text in wanted], 20)
         np.testing.assert_array_equal(batch["negative_ids"][row], negatives)
 
@@ -92,7 +93,7 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
 
 
 def test_an_id_with_two_texts_is_refused_with_both_examples(minilm):
-    """Otherwise all but the first text would vanish, for example if ids number the answers of each page."""
+    """If ids were only unique within a page, for example, all texts but the first of an id would be lost."""
     passage = {"negatives": (("p0", "no answer"),)}
     for changed, what in (({"query_id": "q0"}, "queries the id 'q0'"), (passage, "passages the id 'p0'")):
         examples = [*EXAMPLES[:4], EXAMPLES[4]._replace(**changed)]
@@ -239,11 +240,11 @@ def test_unusable_settings_are_refused(dataset, minilm):
 
 
 def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
-    end = " river bank" * 40  # far beyond what is read
+    end = " river bank" * 40  # far beyond the maximum length
     passages = {"p": "a long story" + end, "twin": "a long story" + end + " that ends well"}
     passages |= {"other": "a short story" + end, "far": "something else"}
     long, short = (PairExample(q, q, "p", passages["p"], ()) for q in ("q0", "q1"))
-    lists = [("twin", "other", "twin"), ("far", "twin"), ("twin",)]  # the last one has no other
+    lists = [("twin", "other", "twin"), ("far", "twin"), ("twin",)]  # the last list has no other negative
     pairs = [
         e._replace(negatives=tuple((n, passages[n]) for n in names))
         for e, names in zip((long, short, long), lists, strict=True)

@@ -18,7 +18,8 @@ def folder(tmp_path):
     write(tmp_path / "queries.jsonl", [{"_id": i, "text": t} for i, t in QUESTIONS.items()])
     outputs = {"q2": ["then", "now", "then "], "q1": ["me"], "q3": []}
     write(tmp_path / "made.jsonl", [{"_id": i, "outputs": o} for i, o in outputs.items()])
-    (tmp_path / "titles.txt").write_text("A title\nme\nnow\nSoon\nHere\nhere\n")  # two of each
+    # Two titles for each question.
+    (tmp_path / "titles.txt").write_text("A title\nme\nnow\nSoon\nHere\nhere\n")
     return tmp_path
 
 

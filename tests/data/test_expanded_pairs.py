@@ -20,7 +20,7 @@ from tests.dataset_rows import assert_equal, take
 QUERY = "how old is the oak tree"
 # By descending ROUGE-L with QUERY, which has 6 words; the first is the query itself.
 GENERATED = [
-    "How old is the oak tree?",  # 1
+    "How old is the oak tree?",  # ROUGE-L 1
     "how old is the tree",  # 10 / 11
     "is the oak old",  # 6 / 10
     "what is the price",  # 4 / 10
@@ -108,7 +108,7 @@ def source(folder, **settings) -> ExpandedPairs:
 
 
 def drawn(data, tokenizer, *, steps, run=None, name="passage_ids"):
-    """Returns the query that expands the passage (or the negative's text) of QUERY's example at each step."""
+    """Returns, for each step, the query after the passage of QUERY's example (or the negative's text)."""
     data = data.scheduled(run or steps)
     own = tokenizer.encode_batch([QUERY], max_length=12)[0]
     found = []
@@ -128,7 +128,7 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
     for stage, queries in enumerate([GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]):
         counts = collections.Counter(found[30 * stage : 30 * (stage + 1)])
         assert counts.keys() == set(queries), (stage, counts)
-        assert min(counts.values()) >= 7  # of 15 or 30
+        assert min(counts.values()) >= 7  # of 30 steps, or 15 for each of two queries
     # Hard negatives follow the same rule, and the gold query of the pair.
     found = drawn(data, minilm, steps=30, run=90, name="negative_ids")
     assert all(any(text.endswith(q) for q in ("tree of life?", "zebra?")) for text in found)

@@ -29,7 +29,7 @@ def test_any_records_become_batches(minilm):
     numbers = [known[key.tobytes()] for key in batch["key"]]
     np.testing.assert_array_equal(batch["weight"], np.float32([i / 4 for i in numbers]))
     for at, i in enumerate(numbers):
-        for j in range(2):  # one draw serves all lists
+        for j in range(2):  # all lists of an example are drawn in the same order
             chosen = round(float(batch["other_scores"][at, j])) - 10 * i
             np.testing.assert_array_equal(batch["other_key"][at, j], stable_keys([f"o{i}-{chosen}"])[0])
             (tokens,) = minilm.encode_batch([f"say another {i} {chosen}"], max_length=8)
@@ -135,7 +135,8 @@ def test_seqio_tasks_can_have_numbers(minilm):
     source = seqio.FunctionDataSource(read, splits=["train"], num_input_examples={"train": 9})
     seqio.TaskRegistry.add("with_numbers", source=source, preprocessors=[], output_features=made)
     lists = {"other_ids": Tokens("others", 8, prompt="say ", count=4, among="text")}
-    lists |= {"other_key": Key("others", 4), "other_scores": Numbers("scores", 4)}  # all that there are
+    # A `count` equal to the lists' length.
+    lists |= {"other_key": Key("others", 4), "other_scores": Numbers("scores", 4)}
     batch = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES | lists).once()
     expected = Records().build(minilm, FEATURES | lists).once()
     assert {n: x.dtype for n, x in batch.items()} == {n: x.dtype for n, x in expected.items()}

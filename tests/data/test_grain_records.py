@@ -269,7 +269,7 @@ def test_the_command_writes_records_of_a_recipe(folder, tmp_path, capsys):
 
 
 def test_records_of_data_with_prompts_are_read_with_the_same_prompts(folder, tmp_path, capsys):
-    """Also as one set of a mixture; without the prompts the records are refused."""
+    """The same holds for one set of a mixture. Without the prompts the records are refused."""
     recipe = tmp_path / "prompts.gin"
     recipe.write_text(
         "from __gin__ import dynamic_registration\n"

@@ -89,7 +89,8 @@ def test_every_format_gives_the_same_folder(made, tmp_path, capsys, name):
 def test_no_text_is_in_two_splits(made, tmp_path):
     rng = random.Random(0)
     records = [(f"Query {rng.randrange(300)}", f"passage {rng.randrange(300)}") for _ in range(250)]
-    records += [(q.upper() + " ", p) for q, p in records[:50]]  # the same query
+    # Counts as the same query: case and white space are ignored.
+    records += [(q.upper() + " ", p) for q, p in records[:50]]
     seen = {}
     for order, (name, seed) in enumerate([("a.tsv", 0), ("b.tsv", 0), ("c.tsv", 1)]):
         random.Random(order).shuffle(records)
@@ -188,7 +189,7 @@ def test_lists_of_passages_and_tevatrons_objects(tmp_path):
 
 
 def test_a_field_that_only_late_lines_have_is_found(made, tmp_path, capsys):
-    """Once only the first thousand lines were searched for fields."""
+    """Regression: only the first thousand lines were searched for fields."""
     records = [{"query": f"q{n}", "passage": f"p{n}"} for n in range(1500)]
     late = [{"query": q, "passage": p, "neg": [f"not {p}"], "qid": n} for n, (q, p) in enumerate(ROWS)]
     out = made(write_jsonl(tmp_path / "a.jsonl", [*records, *late]), "--dev=0", "--test=0")

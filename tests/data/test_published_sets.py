@@ -89,10 +89,12 @@ def test_multireqa_pairs_a_question_with_the_sentences_that_answer_it(multi, cap
         ("a1", "How deep is the lake?", f"{lake}0", first),
         ("a2", "When did it freeze?", f"{lake}1", second),
         ("a3", "What crosses it?", f"{lake}2", third),
-        ("a4", "What is deep and froze?", f"{lake}0", first),  # an answer over two sentences
+        ("a4", "What is deep and froze?", f"{lake}0", first),  # an answer that spans two sentences
         ("a4", "What is deep and froze?", f"{lake}1", second),
-        ("a2", "When did it freeze?", "SQuAD_b1/_1", "It froze in 1929."),  # equal texts are one question
-        ("c1", "In which year did it freeze first?", f"{lake}1", second),  # equal contexts share sentences
+        # Questions of equal text are one question.
+        ("a2", "When did it freeze?", "SQuAD_b1/_1", "It froze in 1929."),
+        # Equal contexts share their sentences.
+        ("c1", "In which year did it freeze first?", f"{lake}1", second),
     ]
     whole = [pair.passage for pair in examples(multireqa.MultiReqaPairs(**multi))]
     assert [whole[0], whole[5]] == [f"{first} {LAKE}", f"It froze in 1929. {NOTE}"]
@@ -192,7 +194,7 @@ def test_malformed_natural_questions_are_refused_with_their_place(tmp_path, chan
 
 
 def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", 3)  # far less than an object
+    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", 3)  # fewer lines than an object has
     path = tmp_path / "biencoder-nq-train.json.gz"
     path.write_bytes(gzip.compress(json.dumps(published.dpr_records(), indent=4).encode()))
     pairs = examples(dpr.DprPairs(path=str(path)))

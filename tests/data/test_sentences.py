@@ -55,7 +55,8 @@ def test_a_sentence_knows_the_next_one_of_its_document(tmp_path):
         {"_id": i, "text": text} for i, text in zip("abc", ("One. Two.", "Three.", "\u200b"), strict=True)
     ]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")  # was once read as plain lines
+    # Regression: this name was once read as plain lines.
+    shutil.copy(tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL")
     for place in (tmp_path / "corpus.jsonl", tmp_path / "CORPUS.JSONL", tmp_path):
         assert records(place, sentences=True) == expected
 

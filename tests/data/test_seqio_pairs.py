@@ -107,7 +107,8 @@ def add_task(name, rows, **how):
 def test_any_task_or_mixture_can_be_read(minilm):
     import seqio
 
-    add_task("somebodys", {"query": ["one", "two"], "passage": ["first", "second"]})  # of unknown size
+    # A task without a recorded number of examples.
+    add_task("somebodys", {"query": ["one", "two"], "passage": ["first", "second"]})
     seqio.MixtureRegistry.add("somebodys_mixture", ["somebodys"], default_rate=1)
     for name in ("somebodys", "somebodys_mixture"):
         dataset = SeqioPairs(mixture=name).build(minilm, PAIRS)

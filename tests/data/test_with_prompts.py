@@ -88,14 +88,15 @@ def test_batches_count_each_sets_prompt_tokens(minilm, sources, packed):
         assert packed == (len(set(counts)) == 2)
         found |= set(counts)
     words = minilm.encode_batch([LONG], max_length=99)[0]
-    assert found == {0, len(words) - 1}  # without the separator at the end
+    assert found == {0, len(words) - 1}  # the prompt's tokens without the separator at the end
     assert set(built.once()["query_prompt_tokens"].tolist()) == found
 
 
 def test_objectives_on_pairs_take_prompts_and_others_refuse_them(minilm, sources):
     scored = Distillation().features(FORM)
     data = WithPrompts(data=sources[0], query_prompt=LONG)
-    with pytest.raises(UserError, match="reads the field 'passage_score'"):  # the prompts are no problem
+    # The error is about this field, not about the prompts.
+    with pytest.raises(UserError, match="reads the field 'passage_score'"):
         data.build(minilm, scored)
     assert data.build(minilm, Contrastive().features(FORM)).features["query_ids"].prompt == LONG
     with pytest.raises(UserError, match="for queries and passages, but the objective reads the field 'text'"):

@@ -60,7 +60,8 @@ def test_values_by_hand(folder):
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
     other = evaluate_collection(CountsWords(), collection, "RR", depth=1, identical_ids="drop")
     assert other.unanswered == 0, "a dropped answer does not count for `depth`"
-    for depth, count in ((1, 2.0), (2, 4.0)):  # also for the query whose own document is not found
+    # A query whose own document is not found also gets `depth` documents.
+    for depth, count in ((1, 2.0), (2, 4.0)):
         found = evaluate_collection(CountsWords(), collection, "NumRet", depth=depth, identical_ids="drop")
         assert found.values == {"NumRet": count}
     shallow = evaluate_collection(CountsWords(), collection, "RR P@1", depth=1)

@@ -33,7 +33,7 @@ def axis(length):
         # A passage is its query's nearest neighbour, so a naive count would favour the other tower.
         (cloud(0), cloud(0) + 0.05 * cloud(1), (0.44, 0.56), (0, 1), (0.46, 0.54)),
         (cloud(0), cloud(1) + axis(6), (0.99, 1), (0.95, 1), (0.85, 1)),
-        # Queries lie at both ends of an axis, passages across it, so their means are equal.
+        # Queries lie at both ends of an axis and passages between, so the means of both towers are equal.
         (cloud(0) + np.sign(cloud(2)[:, :1]) * axis(8), cloud(1), (0.4, 0.6), (0, 1), (0.8, 1)),
     ],
     ids=["overlapping towers", "close pairs", "towers apart", "apart, not linearly"],
@@ -56,7 +56,7 @@ def test_similarities_of_random_pairs_leave_out_the_own_one():
 
 @pytest.mark.parametrize("dimension", [1, 384])
 def test_equal_vectors_are_projected_to_a_point(dimension):
-    """scikit-learn's t-SNE would end the process."""
+    """scikit-learn's t-SNE would crash the process if all vectors are equal."""
     one = np.random.default_rng(0).normal(size=dimension)
     same = np.tile(one / np.linalg.norm(one), (256, 1)).astype(np.float32)
     same[::2] *= 1 + 1e-7  # rounding
@@ -95,7 +95,7 @@ def random_vectors(texts):
 
 
 def test_passages_of_several_queries_do_not_set_towers_apart(tmp_path):
-    """As in SQuAD, where five questions share a paragraph, whose copies gave each other away."""
+    """In SQuAD questions share a paragraph: its copies would be neighbours, as if towers were separate."""
     (tmp_path / "qrels").mkdir()
     corpus = [{"_id": f"d{i}", "text": f"passage {i // 2}{' ' * (i % 2)}"} for i in range(400)]
     queries = [{"_id": f"q{i}", "text": f"query {i % 900}"} for i in range(1000)]
@@ -133,7 +133,8 @@ def test_the_command_gives_equal_results_for_equal_models(folder, tmp_path, caps
         image = imread(tmp_path / "a" / f"{name}.png")
         assert min(image.shape[:2]) > 300 and image[..., :3].std() > 0.02
     left, right = np.split(imread(tmp_path / "a" / "figure1.png")[150:-150, :, :3], 2, axis=1)
-    assert (left != 1).any(2).mean() == pytest.approx((right != 1).any(2).mean(), rel=0.1)  # the same points
+    # Both panels show the same number of points.
+    assert (left != 1).any(2).mean() == pytest.approx((right != 1).any(2).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(place, minilm_folder) -> dict:
-    """What one process of `local_mteb` finds."""
+    """The results that one process of `local_mteb` prints."""
     if not PYTHON.exists():
         pytest.skip("MTEB is not installed: run `make mteb`")
     beir = write_folder(place / "beir", held_out=12)
@@ -74,7 +74,8 @@ def test_scores_equal_jaxirs_and_sentence_transformers(found, place):
 @pytest.mark.slow
 def test_prompts_follow_mtebs_rules(found):
     plain, instructed = found["prompts"]
-    # Each of a search and of an STS task: a query, a document, and a text that is neither.
+    # (tower, prompt, batch size) of a query, a document and another text: first in a search, then in an STS
+    # task.
     assert plain == [
         *(["query", "find: ", 3], ["passage", "d: ", 3], [None, None, 3]),
         *(["query", "alike: ", 3], ["passage", "alike: ", 3], [None, "alike: ", 3]),

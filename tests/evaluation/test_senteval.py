@@ -65,7 +65,7 @@ def test_the_protocol_written_out(folder, one_thread):
     tasks = read_senteval(folder)
     assert list(tasks) == ["MR", "CR", "SUBJ", "MPQA", "SST2", "TREC", "MRPC"]
     few = {name: tasks[name] for name in ("MPQA", "SST2", "TREC", "MRPC")}
-    assert FOLDS == 10  # SentEval's; fewer here
+    assert FOLDS == 10  # SentEval uses 10; this test uses fewer, to be fast
     found = scores_of(few, CountsWords().encode_queries(texts_of(few)), folds=FEW)
 
     nested = []
@@ -106,7 +106,7 @@ def test_files_are_read_as_senteval_reads_them(tmp_path):
 
 
 def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, capsys):
-    for task in ("SST", "TREC"):  # not the tasks with nested folds, which take six hundred fits
+    for task in ("SST", "TREC"):  # without the tasks with nested folds, which need six hundred fits
         (tmp_path / task).symlink_to(folder / task)
     model = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
     values = evaluate(model=model, dataset=f"senteval:{tmp_path}", output=str(tmp_path / "out.json"))

@@ -72,7 +72,8 @@ def test_space_by_hand():
     apart = [np.sum((x - y) ** 2) for i, x in enumerate(every) for y in every[i + 1 :]]
     assert len(apart) == 28
     assert found.uniformity == pytest.approx(np.log(np.mean(np.exp(-2 * np.array(apart)))), rel=1e-5)
-    # From 0 the partner at 90 comes after 350; from 90, 0 and 180 tie, so the partner is second.
+    # Seen from 0 degrees, 350 is nearer than the partner at 90. From 90, 0 and 180 tie, so the partner is
+    # second.
     far = measure(vectors, rows, np.array([5.0, 1.0, 1.0, 1.0]))
     assert far.recall == {1: 0.0, 5: 100.0, 10: 100.0}
     assert measure(vectors, rows, np.array([1.0, 2.0, 1.0, 1.0])).recall is None

@@ -107,7 +107,7 @@ def test_grid_of_objectives_on_texts(folder, tmp_path, capsys):
             [f"--model={directory}/model", f"--dataset=sts:{pairs}"],
         ]
         if seed != 1:
-            continue  # repeats the recipes of seed 1
+            continue  # other seeds have the recipes of seed 1
         bound = resolve(training)
         found = bound["objective"]
         assert type(found).__name__ == objective

@@ -62,7 +62,7 @@ def test_hash_of_a_foreign_model_covers_its_files(tmp_path):
 
 
 def test_paths_without_a_local_model_have_no_hash(tmp_path):
-    (tmp_path / "train").mkdir()  # named like a split
+    (tmp_path / "train").mkdir()  # a directory with the name of a split
     (tmp_path / "train" / "rows").touch()
     for spec in (str(tmp_path / "train"), "hf:someone/model", "x" * 5000, "hf:" + "x" * 300):
         assert inputs.of_model(spec) is None

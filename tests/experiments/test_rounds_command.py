@@ -124,7 +124,7 @@ def test_rounds_refuse_changed_models(tmp_path, rounds_flags, capsys, name, call
     finish(tmp_path / "out")
     assert cli.main("jaxir.rounds:rounds", [*bound, last]) == 0
     weights = tmp_path / name / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # same size
+    weights.write_bytes(weights.read_bytes()[:-4] + bytes(4))  # changed content of the same size
     capsys.readouterr()
     assert cli.main("jaxir.rounds:rounds", [*bound, last]) == 1
     assert f"out was started when {called} had other content; give another" in capsys.readouterr().err

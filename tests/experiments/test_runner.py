@@ -131,7 +131,8 @@ def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
     assert run_all(grid_of()) == []
     for file, (added, sentence) in CHANGES.items():
         content = (tmp_path / file).read_bytes()
-        changed = content[:-4] + bytes(4) if added is None else content + added.encode()  # same size
+        # Changed content of the same size.
+        changed = content[:-4] + bytes(4) if added is None else content + added.encode()
         assert changed != content
         (tmp_path / file).write_bytes(changed)
         with pytest.raises(UserError, match=sentence):
@@ -168,7 +169,7 @@ def test_judged_results_of_other_data_are_refused_until_removed(tmp_path):
     other = judged(plain, "2")
     with pytest.raises(UserError, match=r"judge_rated\.json holds an evaluation on other data"):
         run_all([other])
-    other.judged["rated"].unlink()  # as the error advises
+    other.judged["rated"].unlink()  # do what the error advises
     assert run_all([other]) == [] and run_all([other]) == []
 
 

@@ -86,7 +86,7 @@ def test_bfloat16_cross_encoder_scores_in_float32(tmp_path):
 
 
 def test_a_classifier_of_two_labels_gives_its_encoder(folder):
-    """transformers omits two labels, its default, in config.json."""
+    """transformers writes no number of labels into config.json if there are two, its default."""
     labels = {"classifier.weight": np.zeros((2, 32), np.float32), "classifier.bias": np.zeros(2, np.float32)}
     change_tensors(folder, lambda tensors: tensors.update(labels))
     change(folder / "config.json", id2label=..., label2id=...)

@@ -96,7 +96,7 @@ BERTS = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": T
 
 @pytest.mark.parametrize(("name", "to"), [("bert", "st"), ("roberta", "hf"), ("t5_1_1", "st")])
 def test_transformers_tokenises_with_what_is_written(name, to, tmp_path):
-    """Also if a model has only a tokenizer.json, which BERT's class would ignore."""
+    """This includes models with only a tokenizer.json, whose normaliser BERT's class would ignore."""
     source = model_dir.read(f"st:{GOLDEN / name}")[0]
     source.tokenizer.save(tmp_path / "tokenizer")
     bare(tmp_path / "tokenizer", **(BERTS | {"lowercase": False} if name == "bert" else {}))
@@ -158,7 +158,7 @@ def test_class_that_lower_cases_by_default_is_followed(folder):
     path = folder / "tokenizer_config.json"
     change(path, tokenizer_class="BertTokenizerFast", do_lower_case=...)
     assert ours(model_dir.read(f"st:{folder}")[0].tokenizer) == theirs(folder) != ours(Tokenizer.load(folder))
-    path.unlink()  # now only the type of the model says which class it is
+    path.unlink()  # now only the model type determines the tokenizer's class
     with pytest.raises(UserError, match=r"ignores the normalizer of .* PreTrainedTokenizerFast"):
         model_dir.read(f"st:{folder}")
 
@@ -208,7 +208,7 @@ NAMED = {
 @pytest.mark.parametrize("name", ["bert", "t5"])
 @pytest.mark.parametrize("how", NAMED)
 def test_tokens_that_a_tokenizer_lacks_are_refused(how, name, folder, sentencepiece_folder, tmp_path):
-    """If files beside it name them, because transformers adds them."""
+    """transformers adds tokens that files beside a tokenizer name, so the tokenizer must have them."""
     if name == "t5":
         folder = Path(shutil.copytree(GOLDEN / "t5_1_1", tmp_path / "t5"))
         (folder / "tokenizer.json").unlink()
@@ -224,14 +224,14 @@ def test_tokens_that_a_tokenizer_lacks_are_refused(how, name, folder, sentencepi
     text = "cats chase mice, and mice eat"
     same = reads(text)["input_ids"] == before.encode_batch([text], max_length=64)[0].tolist()
     assert same == (name == "t5" and how == "a map")
-    if same:  # transformers ignores it, too
+    if same:  # transformers ignores the added token here, too
         assert tokenizer_files.load(folder).fingerprint == before.fingerprint
         return
     lacking = "spiece.model" if name == "t5" else "tokenizer.json"
     with pytest.raises(UserError, match=rf"{file} names the token 'mice', which {lacking} lacks") as caught:
         tokenizer_files.load(folder)
     assert "\n" not in str(caught.value)
-    reads.save_pretrained(folder)  # as it says
+    reads.save_pretrained(folder)  # do what the error advises
     found = tokenizer_files.load(folder).encode_batch([text], max_length=64)[0].tolist()
     assert found == reads(text)["input_ids"]
 

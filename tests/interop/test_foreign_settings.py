@@ -33,7 +33,7 @@ def lengths(folder: Path) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({}, (24, 24)),  # tokenizer_config.json's
+        ({}, (24, 24)),  # the length of tokenizer_config.json
         ({"max_seq_length": 12}, (12, 12)),
         ({"max_seq_length": 12, "query_length": 8}, (8, 12)),
         ({"query_length": 8, "document_length": 30}, (8, 30)),
@@ -109,7 +109,7 @@ def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, fo
     ],
 )
 def test_prompts_survive_a_round_trip(prompts, default, pools_prompts, folder, tmp_path, capsys):
-    """So `encode` of sentence-transformers, with and without a name, gives the same vectors."""
+    """sentence-transformers' `encode` gives the same vectors, with and without a prompt's name."""
     about = {"prompts": prompts, "default_prompt_name": default}
     (folder / ABOUT).write_text(json.dumps(about))
     change(folder / POOLING, include_prompt=pools_prompts)
@@ -154,9 +154,9 @@ def test_foreign_settings_that_change_nothing_are_accepted(function, folder):
 
 @pytest.mark.parametrize("kind", ["I8", "F8_E4M3"])
 def test_quantised_weights_cost_one_sentence(kind, folder, tmp_path):
-    """Their scale is not in the tensor."""
+    """Integer tensors are refused, because the scale of quantised weights is not in the tensor."""
     path, name = folder / "model.safetensors", "encoder.layer.1.output.dense.weight"
-    positions = np.arange(160)[None]  # of old folders; they are left out
+    positions = np.arange(160)[None]  # old folders store this tensor of integers, which is ignored
     whole = {name: np.ones((32, 48), np.int8), "embeddings.position_ids": positions}
     change_tensors(folder, lambda tensors: tensors.update(whole))
     content = path.read_bytes()

@@ -55,7 +55,7 @@ def test_gradients_match_torch(name, scan):
         return (nnx.merge(graph, state)(ids) * golden["weights"]).sum()
 
     gradients = stored.flatten(nnx.to_pure_dict(jax.jit(jax.grad(total))(state, jnp.asarray(ids))))
-    # Rows exchanged, kernels transposed and put together: a gradient goes the way of its weight.
+    # Gradients are converted like weights: rows exchanged, kernels transposed and fused.
     theirs = hf.tensors_of(loaded.model.config.backbone, gradients, pad_id=pad_id)
     names = set(golden) - {"ids", "weights"}
     assert len(names) == 4

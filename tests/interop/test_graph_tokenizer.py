@@ -129,7 +129,7 @@ def pairs_of(count: int, vocabulary: list[str]) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_length", "longest"), [(5, 300), (21, 100_000)])
 def test_thousands_of_pairs_have_the_ids_of_wordpiece(max_length, longest, minilm_folder):
-    """Without long pairs for a short length: the library keeps every combination of truncated pieces."""
+    """Leaves out long pairs with a short length: the library keeps every combination of cut pieces."""
     library = Library.from_file(str(minilm_folder / "tokenizer.json"))
     pairs = pairs_of(10_000, sorted(library.get_vocab()))
     pairs = [pair for pair in pairs if len("".join(pair)) <= longest]

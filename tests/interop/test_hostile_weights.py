@@ -93,7 +93,7 @@ def test_no_code_in_a_file_is_run(tmp_path, name):
     pickled = make(str(marker))
     try:
         pickle.loads(pickled)
-    except Exception as error:  # it may fail after it has run
+    except Exception as error:  # the pickle's code may have run before it fails
         assert marker.exists(), error
     marker.rmdir()
     with pytest.raises(UserError, match=rf"would run .*({wanted}).*nothing in it was run"):
@@ -107,14 +107,14 @@ CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
 @pytest.mark.parametrize(
     ("pickled", "sentence"),
     [
-        # Names, of which only whole ones are known.
-        (state(w=tensor(rest=b"\x89" + CALL)), "would run posix.system"),  # a hook
-        (b"\x80\x02" + CALL + b"Q.", "would run posix.system"),  # the id of a storage
+        # Names: only exact known names are allowed.
+        (state(w=tensor(rest=b"\x89" + CALL)), "would run posix.system"),  # the call is in a tensor's hooks
+        (b"\x80\x02" + CALL + b"Q.", "would run posix.system"),  # the call is in the id of a storage
         (state(w=b"ctorch\nload\n(X\x01\x00\x00\x00xtR"), "would run torch.load"),
         (state(w=b"ctorch._utils\n_rebuild_tensor_v2.__globals__\n)R"), "_rebuild_tensor_v2.__globals__"),
         (b"\x80\x04\x8c\x0bcollections\x8c\x14OrderedDict.fromkeys\x93)R.", "collections.OrderedDict.from"),
         (b"\x80\x02cos\n\x1b[2J\n.", r"would run os\.\\x1b\[2J, which"),
-        # Known names in another role.
+        # Known names that are used in another role.
         (b"\x80\x02ctorch\nFloatStorage\n)R.", "'_Type' object is not callable"),
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n}b.", "no attribute '__dict__'"),
         (b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n)R.", "missing 4 required positional arguments"),

@@ -33,7 +33,7 @@ def test_logits_match_transformers(name):
     model, _ = source(GOLDEN / f"mlm_{name}").build()
     ids = exchange(golden["ids"], pad)
     assert (ids == 0).any()
-    order = exchange(np.arange(golden["logits"].shape[-1]), pad)  # of the vocabulary
+    order = exchange(np.arange(golden["logits"].shape[-1]), pad)  # exchanges the vocabulary's ids
     found = np.asarray(nnx.jit(lambda m, x: m(x))(model, jnp.asarray(ids)))
     real = ids != 0
     np.testing.assert_allclose(found[real], golden["logits"][..., order][real], atol=2e-4)

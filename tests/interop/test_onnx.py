@@ -73,7 +73,8 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
     assert export(model, out) == f"wrote {out}\n"
     sums = checksums.read(out)
     assert sums.keys() == {p.name for p in out.iterdir()} - {checksums.NAME} >= {"weights.bin"}
-    # Rows of one token, with padding, with an unknown id, with more tokens than positions.
+    # Rows with one token, with padding, with an unknown id, and with more tokens than the model has
+    # positions.
     ids, mask = np.full([4, 41], 7), np.ones([4, 41], np.int64)
     mask[0, 1:] = mask[1, 20:] = mask[2, 40:] = 0
     ids[2, 3] = 100
@@ -118,7 +119,7 @@ def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder
     models["minilm"] = save_cross_encoder(tmp_path / "real", f"st:{minilm_folder}")
     for name, model in models.items():
         export(model, tmp_path / name)
-    # Rows of one token, with padding, with an unknown id.
+    # Rows with one token, with padding, and with an unknown id.
     ids, mask = np.full([3, 40], 7), np.ones([3, 40], np.int64)
     mask[0, 1:] = mask[1, 20:] = 0
     ids[2, 3] = 30_522
@@ -162,7 +163,7 @@ def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
         np.testing.assert_allclose(float32, expected, atol=1e-5)
         cosines = (int8 * float32).sum(1)
         assert cosines[-len(SENTENCES) :].min() > 0.99
-        assert cosines.min() > 0.96  # the empty text's is the least
+        assert cosines.min() > 0.96  # the empty text has the lowest cosine
 
 
 def session_of(graph: Path):

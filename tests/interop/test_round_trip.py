@@ -106,7 +106,7 @@ def test_sharded_and_half_precision_weights(tmp_path):
     names = sorted(tensors)
     shards = {"a.safetensors": names[:20], "b.safetensors": names[20:]}
     for file, part in shards.items():
-        # Beside its own it has some of another training; the index says of which file each is taken.
+        # Each file also has outdated copies of tensors; the index names the file to read each tensor from.
         left_behind = {n: np.zeros_like(tensors[n]) for n in (names[0], names[-1]) if n not in part}
         held = {n: tensors[n] for n in part} | left_behind
         safetensors.numpy.save_file(held, tmp_path / "model" / file)
@@ -116,7 +116,7 @@ def test_sharded_and_half_precision_weights(tmp_path):
     params, reference = (hf.read_encoder(d).params for d in (tmp_path / "model", GOLDEN / "bert"))
     for name, value in params.items():
         assert value.dtype == np.float32
-        # Half of bfloat16's last bit; float16 has more of them, but few below 6e-5.
+        # The tolerance is half of bfloat16's last bit; float16 is finer, except below 6e-5.
         np.testing.assert_allclose(value, reference[name], rtol=2**-8, atol=2**-25)
 
 
@@ -236,7 +236,7 @@ print(torch.__file__, transformers.__file__)
 def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.imported').touch()\n")
-    pickled = GOLDEN / "weights" / "bert" / "torch"  # torch's own format
+    pickled = GOLDEN / "weights" / "bert" / "torch"  # the same weights in torch's own format
     folders = [GOLDEN / "bert", GOLDEN / "t5_1_1", pickled]
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(

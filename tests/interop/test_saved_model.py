@@ -70,7 +70,7 @@ def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
     encoder = DualEncoder.load(words)
     rng = np.random.default_rng(1)
     documents = ["".join(rng.choice(list("abcdefghi "), 40)) for _ in range(50)]
-    names = [f"d{i}" for i in range(50)] + ["twin"]  # whose score equals d7's
+    names = [f"d{i}" for i in range(50)] + ["twin"]  # has the vector of d7, so both scores tie
     vectors = encoder.encode_passages([*documents, documents[7]], show_progress=False)
     vectors[-1] = vectors[7]
     index = ScannIndex.build(vectors, names, fingerprint=encoder.fingerprint, model=words)
@@ -85,7 +85,7 @@ def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
     roberta = DualEncoder.load(bytes_)
     texts = ["a cat", "the mats of", "a <pad> dog sat <pad>"]
     ids = library_tokens(GOLDEN / "roberta", "<pad>", texts, 24)
-    assert ids[0][0] == 0 and ids[0][-1] == 1  # <s> is 0 there, and padding 1
+    assert ids[0][0] == 0 and ids[0][-1] == 1  # in the tokenizer's file <s> has id 0 and padding id 1
     too_long, scann = [[5] * 41], ("tensorflow_text", "scann")
     requests = [
         request(out["bytes"], "query_ids", ids=ids, imports=()),
@@ -141,7 +141,7 @@ def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
     scorers = {name: CrossEncoder.load(model) for name, model in models.items()}
     tokens = {name: scorer.tokens(pairs) for name, scorer in scorers.items()}
     own = library_tokens(GOLDEN / "cross_modernbert", "[PAD]", pairs, scorers["modernbert"].max_length)
-    assert own[0][-1] == 1  # its padding
+    assert own[0][-1] == 1  # the padding id of the tokenizer's file
 
     def padded(name: str, field: str) -> list[list[int]]:
         rows = [getattr(row, field).tolist() for row in tokens[name]]

@@ -58,7 +58,7 @@ def test_weights_equal_those_of_sentence_transformers(name, tmp_path):
         assert found.format == "csr" and found.dtype == np.float32 and found.has_canonical_format
         assert found.nnz == np.count_nonzero(golden[side])
         np.testing.assert_allclose(found.toarray(), golden[side], atol=1e-5, err_msg=side)
-        alone = encode(TEXTS, batch_size=1)  # unpadded but for the length's multiple of 8
+        alone = encode(TEXTS, batch_size=1)  # no padding except up to a multiple of 8
         np.testing.assert_allclose(alone.toarray(), golden[side], atol=1e-5)
         assert encode([]).shape == (0, encoder.dimension)
 

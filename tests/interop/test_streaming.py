@@ -111,7 +111,7 @@ def test_nothing_is_left_where_an_array_cannot_be_read(tmp_path, at_rest):
 
 
 def answer_after_the_loop_is_closed():
-    """Does as Orbax does when one array of a checkpoint is broken and another is still being read."""
+    """Imitates Orbax when one array of a checkpoint is broken while another is still being read."""
     promise, future = tensorstore.Promise.new()
 
     async def read():

@@ -59,7 +59,7 @@ def test_exported_generator_is_read_without_jaxir_and_by_jaxir(name, tmp_path):
     assert beside == {
         f"target.{path.replace('/', '.')}" for path in expected if path.endswith(("kernel", "r/embedding"))
     }
-    # By the tokenizer beside it, to a folder that transformers reads.
+    # Convert to a folder of transformers; the tokenizer is found beside the checkpoint.
     assert convert(f"t5x:{tmp_path}/out", tmp_path / "hf", "--to=hf", "--kind=seq2seq") == 0
     before, after = (model_dir.read(f"hf:{f}", kind="seq2seq")[0] for f in (GOLDEN / name, tmp_path / "hf"))
     assert stored.fingerprint(after) == stored.fingerprint(before)

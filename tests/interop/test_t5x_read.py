@@ -192,7 +192,7 @@ def _index(change):
 
 
 def _target(path, value=None):
-    """Replaces, or without a value removes, something of the model in the index."""
+    """Returns a function that sets an entry of the model in the index to `value`, or removes the entry."""
 
     def change(content):
         node = content["optimizer"]["target"]

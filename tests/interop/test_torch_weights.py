@@ -117,7 +117,7 @@ def test_views_of_one_storage_are_read_by_any_slice():
 def test_six_gigabyte_file_is_read_by_slices(tmp_path):
     numbers, size = 3 << 29, 6 << 30
     pickled = state(w=tensor(count=numbers, shape=(numbers // 1024, 1024), strides=(1024, 1)))
-    # As torch writes it, with a hole instead of the numbers.
+    # The archive that torch would write, but with a hole in the file instead of the numbers.
     with zipfile.ZipFile(tmp_path / BIN, "w") as archive:
         archive.writestr("pytorch_model/data.pkl", pickled)
         with archive.open("pytorch_model/data/0", "w", force_zip64=True) as member:
@@ -127,7 +127,8 @@ def test_six_gigabyte_file_is_read_by_slices(tmp_path):
             raw.write(struct.pack("<2f", 1.5, -2.0))
             member._file_size = member._compress_size = size
         archive.writestr("pytorch_model/version", "3\n")
-        archive.writestr("pytorch_model/byteorder", "little")  # as torch without checksums
+        # Torch, configured without checksums, writes this member.
+        archive.writestr("pytorch_model/byteorder", "little")
         archive.getinfo("pytorch_model/byteorder").CRC ^= 1
     assert (tmp_path / BIN).stat().st_size > size > (tmp_path / BIN).stat().st_blocks * 512
     with zipfile.ZipFile(tmp_path / BIN) as archive:
@@ -143,7 +144,8 @@ def test_six_gigabyte_file_is_read_by_slices(tmp_path):
 
 
 def test_an_array_in_chunks_is_read_by_slices(tmp_path, monkeypatch):
-    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 100)  # flax's own, a gigabyte
+    # Flax splits larger arrays into chunks; its default is a gigabyte.
+    monkeypatch.setattr(serialization, "MAX_CHUNK_SIZE", 100)
     arrays = {"table": np.random.default_rng(0).normal(size=(17, 3, 5)).astype(np.float32)}
     arrays["half"] = np.arange(120).reshape(60, 2).astype(jnp.bfloat16)
     content = serialization.to_bytes({"a": arrays, "step": np.float32(3)})

@@ -40,7 +40,7 @@ def files(vectors, tmp_path_factory) -> dict[str, Path]:
     vectors.save_word2vec_format(str(found["binary"]), binary=True)
     found["gzipped"].write_bytes(gzip.compress(found["binary"].read_bytes()))
     header, *rows = found["text"].read_text().splitlines()
-    found["glove"].write_text("\n".join(rows) + "\n")  # it has no first line
+    found["glove"].write_text("\n".join(rows) + "\n")  # GloVe's format has no header line
     rows = (f"{w} ".encode() + vectors[w].tobytes() + b"\n" for w in vectors.index_to_key)
     found["original"].write_bytes(f"{header}\n".encode() + b"".join(rows))  # as word2vec.c writes it
     return found
@@ -60,7 +60,7 @@ def test_vectors_of_texts_are_averages_of_gensim(name, vectors, files):
     found = encode(f"w2v:{files[name]}", texts)
     assert np.abs(found[0] - found[1]).max() > 0.01
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_array_equal(found[-2:], 0)  # texts without a word that is known
+    np.testing.assert_array_equal(found[-2:], 0)  # texts without a known word
 
 
 def test_cased_word_vectors_are_not_lower_cased(tmp_path):

@@ -58,7 +58,7 @@ def gist_loops(case, *, temperature):
 
 
 def pair_loops(case, *, temperature, bidirectional, alpha):
-    """Eq. 3; a row whose denominator is empty adds 0."""
+    """Moiseev et al. 2023, eq. 3; a row whose denominator is empty adds 0."""
     q, p = case["query"], case["passage"]
     centric = 0.0
     for i in range(len(q)):
@@ -89,7 +89,7 @@ def duplicates(case, i, j):
 
 
 def hard_negatives_of(case, i):
-    """All rows' hard negatives except those that are row i's own passage."""
+    """Yields the hard negatives of all rows, except copies of row i's own passage."""
     if case.get("negatives") is None:
         return
     keys = case.get("negative_key")
@@ -133,7 +133,8 @@ def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     def ids(numbers):
-        # 2k and 2k + 1 differ in one half, and so do 2k and 2k + 2, so that comparing one half only fails.
+        # Keys of 2k and 2k + 1 differ in one half only, those of 2k and 2k + 2 in the other: both must be
+        # compared.
         return np.stack(np.divmod(np.asarray(numbers), 2), axis=-1).astype(np.int32)
 
     case = {"query": unit(batch, width), "passage": unit(batch, width)}

@@ -17,7 +17,7 @@ from tests.losses.loss_cases import EMBEDDINGS, KEYS, VARIANTS, in_batch_loops, 
 pytestmark = pytest.mark.compiled
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "losses.npz"
-# None: dense. 4: two blocks of 3 of the 6 rows, and three of the 12 hard negatives.
+# None: dense. 4: the 6 rows are two blocks of 3, the 12 hard negatives three blocks of 4.
 BLOCK_SIZES = (None, 4)
 
 
@@ -84,7 +84,8 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
     same = jnp.zeros((batch, 2), jnp.int32)
     keys = {"passage_key": same, "negative_key": same[:, None]}
     embeddings = case["query"], case["passage"], case["negatives"]
-    with jax.debug_nans(True):  # no intermediate NaN either, so that users can debug theirs
+    # The loss has no intermediate NaN, so that users can search for their own NaNs with debug_nans.
+    with jax.debug_nans(True):
         of = functools.partial(loss, temperature=0.1, **settings, block_size=block_size)
         (value, metrics), gradients = jax.value_and_grad(
             lambda q, p, n: of(q, p, n, **keys), argnums=(0, 1, 2), has_aux=True
@@ -140,7 +141,7 @@ def test_metrics_by_hand(block_size):
     passage = jnp.asarray([[1, 0], [0, 1], [0, -1], [-0.6, 0.8]], jnp.float32)
     negatives = jnp.asarray([[[0.6, -0.8]], [[0.6, -0.8]], [[0.6, -0.8]], [[-0.8, -0.6]]], jnp.float32)
     settings = {"temperature": 0.1, "block_size": block_size}
-    alike = jnp.full((4, 2), 0.5)  # a collapsed model: ties do not count as correct
+    alike = jnp.full((4, 2), 0.5)  # vectors of a collapsed model are equal: ties do not count as correct
 
     @jax.jit
     def of(query, passage, negatives, alike):

@@ -9,8 +9,8 @@ from jaxir import losses
 from jaxir.core.errors import UserError
 from jaxir.costs import work
 
-QUERIES, PASSAGES, DIMENSION = (5, 4), (7, 300), 6  # 300 tokens need a choice of two bytes
-EMPTY, WITHOUT_TOKENS = 2, 3  # a passage, and a query
+QUERIES, PASSAGES, DIMENSION = (5, 4), (7, 300), 6  # the index of the best of 300 tokens needs two bytes
+EMPTY, WITHOUT_TOKENS = 2, 3  # the number of a passage, and of a query, that have no tokens
 
 
 def dense(queries, query_mask, passages, passage_mask):
@@ -24,7 +24,7 @@ def batch(seed: int, passages=PASSAGES):
     rng = np.random.default_rng(seed)
 
     def side(shape, empty):
-        mask = rng.random(shape) < 0.7  # also holes, as a list of words to skip makes them
+        mask = rng.random(shape) < 0.7  # the mask also has holes, as a list of words to skip makes them
         mask[empty] = False
         return rng.normal(size=(*shape, DIMENSION)).astype(np.float32), mask
 

@@ -62,7 +62,7 @@ def test_bag_of_words_is_equation_4():
     np.testing.assert_allclose(
         bag_of_words(z, jnp.asarray(y), weights=jnp.asarray(w))[0], (w * terms).sum(1).mean(), rtol=1e-6
     )
-    far = jnp.full((1, 4), 200.0)  # where log(1 - sigmoid) would be -inf
+    far = jnp.full((1, 4), 200.0)  # logits at which log(1 - sigmoid) would be -inf
     assert bag_of_words(far, jnp.asarray([[True, True, True, False]]))[0] == 200
 
 

@@ -66,7 +66,7 @@ def test_without_erf_exports_no_composite():
     def exported() -> str:
         return jax.export.export(jax.jit(lambda x: gelu(x)))(x).mlir_module()
 
-    assert "stablehlo.composite" in exported()  # otherwise `without_erf` can go
+    assert "stablehlo.composite" in exported()  # if this fails, `without_erf` is no longer needed
     with without_erf():
         assert "stablehlo.composite" not in exported()
         np.testing.assert_allclose(jax.jit(lambda x: gelu(x))(x), of_gelu(X.astype(float))[0], atol=2e-6)

@@ -58,7 +58,7 @@ def test_attention_is_its_definition(causal, window, groups, has_bias):
     kinds = {"mask": mask, "bias": bias, "scale": 0.6, "causal": causal, "window": window}
     expected = slow(query, key, value, **kinds)
     found = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds))
-    real = mask[:, :, None, None]  # a padded query may see nothing
+    real = mask[:, :, None, None]  # ignore padded queries, which may see no key
     np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
     assert np.isfinite(found).all()
     # A dropout rate near 0 selects another code path.
@@ -105,7 +105,8 @@ def test_rope_rotates_pairs_by_the_angle_of_their_position():
         np.testing.assert_allclose(pair, expected, atol=1e-5)
     shifted = np.asarray(rotate(jnp.asarray(np.roll(x, 2, axis=1)), frequencies))
     dot = lambda y, s, t: (y[0, s] * y[0, t]).sum()  # noqa: E731
-    np.testing.assert_allclose(dot(found, 1, 3), dot(shifted, 3, 5), atol=1e-4)  # only distances count
+    # Logits depend only on distances.
+    np.testing.assert_allclose(dot(found, 1, 3), dot(shifted, 3, 5), atol=1e-4)
 
 
 def make(**settings) -> Attention:
@@ -141,7 +142,7 @@ def test_scanned_layers_have_their_own_windows_and_angles():
         run = jax.jit(jax.value_and_grad(run, argnums=1))
         results.append(run(state, jnp.asarray(x), (windows, frequencies)))
         other, _ = run(state, jnp.asarray(x), (windows[::-1], frequencies[::-1]))
-        assert abs(results[-1][0] - other) > 1e-2  # each layer has its own
+        assert abs(results[-1][0] - other) > 1e-2  # each layer uses its own window and frequencies
     for value, gradient in results[1:]:
         np.testing.assert_allclose(value, results[0][0], rtol=1e-5)
         np.testing.assert_allclose(gradient, results[0][1], atol=1e-5)

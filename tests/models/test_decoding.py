@@ -47,7 +47,7 @@ def test_greedy_tokens_equal_transformers(name):
     ends = (expected == EOS).any(1)
     assert ends.any() and not ends.all()
     how = Decoding(max_new_tokens=NEW_TOKENS)
-    # With a row of padding, which has no output; and one by one, without padding.
+    # Generate with a row of padding, which gets no output; then one by one, without padding.
     padded = np.concatenate([source, np.zeros_like(source[:1])])
     np.testing.assert_array_equal(generate(model, padded, how)[:, 0], np.pad(expected, ((0, 1), (0, 0))))
     for row, tokens in zip(source[:2], expected, strict=False):
@@ -72,7 +72,8 @@ def test_incremental_decoding_equals_teacher_forcing():
     model = Seq2SeqConfig(backbone=backbone, num_decoder_layers=2).make(rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     source = jnp.asarray(rng.integers(2, 50, (2, 6)) * (np.arange(6) < [[6], [4]]), jnp.int32)
-    target = jnp.asarray(rng.integers(2, 50, (4, 140)), jnp.int32)  # farther than the last bucket begins
+    # Long enough for distances in the last bucket.
+    target = jnp.asarray(rng.integers(2, 50, (4, 140)), jnp.int32)
 
     @nnx.jit
     def both(model, source, target):
@@ -146,7 +147,7 @@ def test_samples_have_the_distribution_of_the_model():
             assert not after.any()
         else:
             check(after, expected[token])
-    with pytest.raises(AssertionError):  # the check detects another temperature
+    with pytest.raises(AssertionError):  # guard: the check fails for another temperature
         check(found[:, 0], softmax(TABLE[0]))
 
 

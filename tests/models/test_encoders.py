@@ -108,7 +108,7 @@ def test_dropout_needs_a_key_and_follows_it():
 def test_each_dropout_acts_alone(name, rate):
     config = SHALLOW[name]
     dropping = dataclasses.replace(config, **no_dropout(config) | {rate: 0.5}).make(rngs=nnx.Rngs(0))
-    off = run(config.make(rngs=nnx.Rngs(0)), IDS)  # the same parameters, whatever the rates
+    off = run(config.make(rngs=nnx.Rngs(0)), IDS)  # rates do not change the initial parameters
     assert np.abs(run(dropping, IDS, jax.random.key(0)) - off).max() > 1e-3
 
 
@@ -123,7 +123,8 @@ def test_t5_draws_a_random_number_per_feature_not_per_element():
 
 def _random_shapes(jaxpr):
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "shift_right_logical":  # in `counter_random.mixed`
+        # The operation of `counter_random.mixed`, which draws the random numbers.
+        if equation.primitive.name == "shift_right_logical":
             yield equation.outvars[0].aval.shape
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):

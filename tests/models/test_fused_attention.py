@@ -32,7 +32,7 @@ def normal(*shape: int) -> np.ndarray:
 def definition(
     query, key, value, bias=None, *scales, scale, causal=False, window=None, kept=None, rate=0.0, base=None
 ):
-    """[B, L, H, K], with float32 weights; `kept` [B, H, T, S] are those that dropout keeps."""
+    """Returns attention [B, L, H, K] by its definition; dropout keeps the weights `kept` [B, H, T, S]."""
     query, key, value = (x.astype(jnp.float32) for x in (query, key, value))
     if scales:
         query, key, value = (
@@ -61,7 +61,7 @@ def turned(x, turn):
 
 @functools.cache
 def what_is_kept(rate: float, for_all: bool) -> jax.Array:
-    """[B, H, T, S] for KEY."""
+    """Returns which weights [B, H, T, S] dropout keeps with the key KEY."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(KEY, (2,)), jnp.int32)
 
     def one(text, head):
@@ -130,7 +130,7 @@ def test_values_and_gradients_equal_the_definition(case):
 
     wanted = with_gradients(expected, arrays, cotangent)
     got = with_gradients(found, arrays, cotangent)
-    # Sums of at most 16 x 128 float32 numbers of size 1.
+    # The tolerances allow for sums of at most 16 x 128 float32 numbers of size 1.
     names = ("out", "query", "key", "value", *["bias"] * has_bias, "query scale", "key scale")
     got, wanted = ([x for x in of if x is not None] for of in (got, wanted))
     for name, a, b in zip(names, got, wanted, strict=False):
@@ -169,7 +169,8 @@ def test_bfloat16_is_as_near_as_without_kernels(as_on_tpus):
         assert a.dtype == b.dtype
         off = [np.linalg.norm(np.asarray(x, np.float32) - np.asarray(c, np.float32)) for x in (a, b)]
         assert 0 < off[0] < 1.25 * off[1]
-        assert off[1] < 2**-7 * np.linalg.norm(np.asarray(c, np.float32))  # eight bits
+        # The relative error of numbers with eight bits.
+        assert off[1] < 2**-7 * np.linalg.norm(np.asarray(c, np.float32))
 
 
 def test_an_encoder_trains_with_kernels_under_any_remat(as_on_tpus):

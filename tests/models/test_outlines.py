@@ -19,7 +19,7 @@ DUAL = [name for name in FAMILIES if not name.startswith(("cross_", "granite", "
 
 
 def described(module: nnx.Module) -> dict:
-    """{path: (shape, type, names of the dimensions)} of each parameter."""
+    """Returns {path: (shape, type, names of the dimensions)} of each parameter."""
     variables = nnx.to_flat_state(nnx.state(module))
     return {
         path: (p.get_value().shape, p.get_value().dtype, p.get_metadata()["logical_axes"])

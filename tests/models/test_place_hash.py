@@ -11,7 +11,7 @@ SHAPE = (32, 64, 96)
 
 
 def drawn(seed: int, rate: float = 0.1) -> np.ndarray:
-    """1 where dropout drops, else 0, float64."""
+    """Returns float64 numbers: 1 where dropout drops, else 0."""
     kept = layers.dropout(jnp.ones(SHAPE, jnp.float32), rate, jax.random.key(seed))
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / (1 - rate)], rtol=1e-6)
     return np.asarray(kept == 0, np.float64)
@@ -24,7 +24,7 @@ def test_dropout_has_its_rate_along_every_axis(rate):
         shares = dropped.mean(axes)
         deviation = (rate * (1 - rate) * shares.size / dropped.size) ** 0.5
         assert np.abs(shares - rate).max() < 5 * deviation
-        if shares.size > 50:  # neither farther from the mean than chance nor nearer
+        if shares.size > 50:  # shares spread as much as chance, neither more nor less
             assert 0.8 * deviation < shares.std() < 1.2 * deviation
 
 

@@ -43,7 +43,8 @@ def test_remat_weights_gathers_once():
         return gathered, compiled(jax.device_put(params, shardings), KEY)
 
     (twice, expected), (once, found) = of("products"), of("weights")
-    assert 0 < once < 0.55 * twice  # the backward pass does not need all of them
+    # "weights" gathers once, "products" twice; the backward pass does not need all weights.
+    assert 0 < once < 0.55 * twice
     largest = max(np.abs(a).max() for a in jax.tree.leaves(expected))
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         assert np.abs(a).max() > 0
@@ -64,7 +65,7 @@ def test_remat_changes_no_number():
 
 
 def flops(make) -> list[float]:
-    """Operations of products in the gradient, with nothing, attention products and everything recomputed."""
+    """Returns the products' operations if nothing, attention's products, or everything is recomputed."""
 
     def of(remat) -> float:
         graphdef, params = nnx.split(nnx.eval_shape(lambda: make(remat)))

@@ -183,13 +183,13 @@ def test_seeds_loss_is_a_masked_language_model_and_a_decoder_of_short_reach():
                 total, count = total - of_next[row[t]], count + 1
     np.testing.assert_allclose(metrics["decoder_loss"], total / count, rtol=1e-4)
     np.testing.assert_allclose(loss, metrics["masked_lm_loss"] + metrics["decoder_loss"], rtol=1e-6)
-    assert (Seed().decoder_layers, Seed().masking) == (3, 0.15)  # the paper's
+    assert (Seed().decoder_layers, Seed().masking) == (3, 0.15)  # the paper's settings
 
 
 def test_tsdae_deletes_the_share_of_tokens():
     assert TSDAE().deletion == 0.6 and TSDAE().mean_over == "tokens" and CLMAutoencoder().deletion == 0.0
     ids = np.tile(np.asarray(make_texts()), (200, 1))
-    ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # words in ascending order
+    ids[:, 1:-1] = np.where(ids[:, 1:-1] > 3, np.arange(4, 14), ids[:, 1:-1])  # all words of a row differ
     delete = jax.jit(delete_tokens, static_argnames="share")
     found = np.asarray(delete(jnp.asarray(ids), jax.random.key(0), share=0.6))
     left, words = (found > 3).sum(1), (ids > 3).sum(1)

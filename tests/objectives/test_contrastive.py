@@ -102,7 +102,7 @@ def test_the_share_of_icts_passages_that_stay_whole(keep):
     assert whole.mean() == pytest.approx(keep, abs=0.04)
     assert (np.asarray(seen[1]) == np.asarray(batch["context_ids"][:, 0])).all(1)[~whole].all()
     assert (seen[0] == batch["sentence_ids"][:, 0]).all()
-    ICT(keep=keep).embed(Model(), batch, None)  # evaluation: none
+    ICT(keep=keep).embed(Model(), batch, None)  # in evaluation (no key) no whole passage is used
     assert (seen[3] == batch["context_ids"][:, 0]).all()
 
 

@@ -232,7 +232,7 @@ def test_the_losses_of_both_texts_are_added():
         dataclasses.replace(both, texts=t)(model, batch, auxiliary=auxiliary)[1]["difference_loss"]
         for t in ("both", "same", "next")
     )
-    # Each text alone is changed in other places, so the sums agree approximately.
+    # The changed places are drawn anew in each of these runs, so the sums agree only approximately.
     assert total == pytest.approx(float(same + following), rel=0.1)
 
 
@@ -305,7 +305,7 @@ def test_masks_are_inserted_among_the_words():
     assert found.ids.shape[1] == 24 + token_edits.most_inserted(24, 0.15)
     assert found.ids.shape[1] == token_edits.longest(24, ("insert",), 0.15)
     masked = np.asarray(found.masked)
-    assert (masked.sum(1) == 3).all()  # 15 % of 20 words
+    assert (masked.sum(1) == 3).all()  # three are 15 % of 20 words
     where = set()
     for ids, new, original in zip(*map(np.asarray, (found.ids, found.masked, found.original)), strict=True):
         assert (ids[new] == MASK).all() and (original[new] == token_edits.NEW).all()
@@ -313,7 +313,7 @@ def test_masks_are_inserted_among_the_words():
         assert list(left[:22]) == list(texts[0, :22]) and not left[22:].any()
         assert (original[~new] == left).all()
         where |= set(np.flatnonzero(new))
-    assert where == set(range(1, 24))  # not before the first token, nor after the last
+    assert where == set(range(1, 24))  # no mask before the first token or after the last
     few = insert(ONE, jax.random.key(1))
     assert few.masked.sum(1).tolist() == [1, 1, 0] and few.ids[2].tolist() == [CLS, SEP] + [0] * 7
 

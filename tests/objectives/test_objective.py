@@ -61,7 +61,7 @@ def test_an_objective_with_other_arguments_is_refused():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asks(Answers):
-    """A user's objective without `reads_with`."""
+    """A user's objective that does not set `reads_with`; `how` calls the model."""
 
     how: object = None
 
@@ -116,14 +116,14 @@ def test_auxiliary_must_be_a_module(answer, sentence):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given(Answers):
-    """Returns a function of the auxiliary."""
+    """An objective whose loss is a function of the auxiliary."""
 
     def __call__(self, model, batch, key=None, *, auxiliary=None, step=None):
         return self.answer(auxiliary), {}
 
 
 def test_a_part_of_a_sum_is_given_its_own_auxiliary_whatever_it_is_called():
-    """Parts may be called `train` and `eval`, like methods of every module."""
+    """A part may have the name of a method of every module, such as `train` or `eval`."""
     found = {}
 
     def part(name):
@@ -142,7 +142,7 @@ class Holder(nnx.Module):
 
 @pytest.mark.parametrize("shapes", [False, True])
 def test_plain_arrays_in_the_auxiliary_are_refused(shapes):
-    """Also in a plan, which traces the auxiliary."""
+    """A plan, which traces the auxiliary, refuses them, too."""
     for kind in (jnp.asarray, np.asarray, nnx.BatchStat, layers.param):
         objective = Beside(answer=lambda m, kind=kind: Holder(kind))
         of = partial(auxiliary_of, objective, make_model(), form=FORM, rngs=nnx.Rngs(0))

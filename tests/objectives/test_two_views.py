@@ -57,7 +57,7 @@ def test_a_text_that_comes_twice_is_no_negative_of_itself():
 
 @pytest.mark.slow
 def test_chunks_and_devices_do_not_change_the_numbers():
-    """ConSERT with almost no dropout is not random, so chunks change nothing."""
+    """With almost no dropout ConSERT is deterministic, so chunks change nothing."""
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(0)
     nothing = {"first": ("embedding_dropout",), "second": (), "embedding_dropout": 1e-9}
     plain = ConSERT(**nothing, loss=functools.partial(nt_xent, temperature=0.05))

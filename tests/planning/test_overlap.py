@@ -13,10 +13,10 @@ V5E = targets.parse("v5e:2x2")
 SQUARE = [types.SimpleNamespace(coords=(x, y, 0)) for x in range(2) for y in range(2)]
 # Four chips in a ring of two links: each sends 3/4 of an [N] array that four gather.
 GATHER = 3 / 4 * 4096 * 4096 * 2 / (2 * V5E.chip.link_bandwidth)
-PRODUCT = 2 * 4096**3 / V5E.chip.flops  # longer than its HBM traffic, and than a gather
+PRODUCT = 2 * 4096**3 / V5E.chip.flops  # takes longer than its HBM traffic and than a gather
 COPY = 4096 * 4096 * 2 / V5E.chip.memory_bandwidth
 BIG = "bf16[4096,4096]{1,0}"
-# In the chip's own memory: no HBM traffic.
+# Arrays in the chip's own memory (S(1)) cause no HBM traffic.
 WHOLE, PART = "bf16[4096,4096]{1,0:S(1)}", "bf16[1024,4096]{1,0:S(1)}"
 OVER_ALL = "replica_groups=[1,4]<=[4], dimensions={0}"
 
@@ -55,7 +55,7 @@ COPIED, HERE = f"%c = ({WHOLE}, {BIG}, u32[]) copy-start(%a)", f"%d = {WHOLE} co
         ([product("x"), f"%g = {WHOLE} all-gather(%b), {OVER_ALL}", product("y")], 2 * PRODUCT + GATHER, 0),
         ([f"%s = {STARTED}", product("x"), f"%g = {WHOLE} all-gather-done(%s)"], PRODUCT, GATHER),
         ([f"%s = {STARTED}", f"%g = {WHOLE} all-gather-done(%s)", product("x")], PRODUCT + GATHER, 0),
-        ([*NINE[0], product("x"), *NINE[1]], 9 * GATHER, PRODUCT),  # links send one at a time
+        ([*NINE[0], product("x"), *NINE[1]], 9 * GATHER, PRODUCT),  # a link sends one array at a time
         ([COPIED, product("x"), HERE], PRODUCT, 0),
         ([COPIED, HERE, product("x")], PRODUCT + COPY, 0),
     ],
@@ -82,7 +82,7 @@ def test_start_of_a_computation_with_a_collective_hides_it():
     found = follow(program(text, wrapped))
     assert found.hidden_seconds == pytest.approx(GATHER)
     assert found.seconds == pytest.approx(PRODUCT)
-    # A SparseCore runs this one.
+    # A SparseCore runs this collective.
     where = 'async_execution_thread="sparsecore", to_apply=%wrapped'
     line = f"%s = (({PART}, token[]), {WHOLE}) call-start(%b), {where}"
     read = program(f"{line}\n{product('x')}\n%d = {WHOLE} call-done(%s)", wrapped)

@@ -22,7 +22,7 @@ from jaxir.training.step.memory import HEADROOM
 from jaxir.training.step.optimizers import Adafactor, AdamW
 from tests.planning.conftest import SMALL
 
-LAYERS, E, HEADS, K, F, D = 2, 32, 2, 16, 64, 24  # of SMALL, and of the projection
+LAYERS, E, HEADS, K, F, D = 2, 32, 2, 16, 64, 24  # sizes of the model SMALL and of its projection
 LENGTHS = EncoderSettings(query_max_length=8, passage_max_length=16)
 BATCH = 24
 
@@ -52,7 +52,7 @@ def small_step(model=None, *, objective=None, **how) -> program.Step:
 
 @functools.cache
 def step_of(model, **how) -> program.Step:
-    """Cached, so that JAX traces each step once."""
+    """Returns the step of a plan; cached, so that JAX traces each step once."""
     return program.make_step(planned(model, **how))
 
 
@@ -105,14 +105,17 @@ def useful(step) -> float:
 
 def test_counted_work_of_frozen_layers_is_their_forward_pass():
     def loss(trained, frozen, tokens):
-        given, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), tokens, frozen)  # 3 products
-        ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1
+        # 3 products, one for each layer.
+        given, _ = jax.lax.scan(lambda x, w: (jax.nn.relu(x @ w), None), tokens, frozen)
+        ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1 product
 
         def turn(x, w):
-            return jax.nn.relu(x @ w), x @ frozen[0]  # 3, and 2: of its input alone
+            # 3 products; of x @ frozen[0], 2: the first input needs no gradient.
+            return jax.nn.relu(x @ w), x @ frozen[0]
 
         found, others = jax.lax.scan(turn, jax.nn.one_hot(ids, 8), trained)
-        more = jax.lax.cond(ids[0] > 0, lambda x: x @ x.T, lambda x: x[:, :4], found)  # 3 of half the size
+        # 3 products of half the size.
+        more = jax.lax.cond(ids[0] > 0, lambda x: x @ x.T, lambda x: x[:, :4], found)
         return found.sum() + others.sum() + more.sum()
 
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 8, 8), (3, 8, 8), (4, 8))]
@@ -178,7 +181,7 @@ def test_estimated_plan_is_consistent(gpu):
     ],
 )
 def test_plan_names_its_compiler_settings(changed, quick, gpu):
-    """Only in plans for TPUs: those for GPUs use no compiler."""
+    """Plans for GPUs name none, because they use no compiler."""
     was = {name: getattr(jax.config, name) for name in changed}
     try:
         for name, value in changed.items():

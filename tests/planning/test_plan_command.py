@@ -68,7 +68,7 @@ def test_plan_that_does_not_fit_exits_with_1_and_advice(in_process):
     ],
 )
 def test_train_plan_flag_plans_the_same_recipe(command, arguments, monkeypatch):
-    """Settings that only training uses may be given and may be missing."""
+    """Settings that only training uses may be given or left out."""
     planned = []
     monkeypatch.setattr(planning, "run", lambda *given, **_: planned.append(given) or 1)
     flags = ["--gin_file=gin/samtone_base.gin", *arguments, "--steps=7", "--gin.EPOCHS=None", "--seed=3"]

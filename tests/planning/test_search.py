@@ -85,10 +85,10 @@ def run(machine, start=START, levels=LEVELS):
 @pytest.mark.parametrize(
     ("limit", "most"),
     [
-        (50.0, 8),  # everything fits: single changes, then the one faster combination
+        (50.0, 8),  # everything fits: tries single changes, then the one faster combination
         (15.0, 7),  # keeping everything does not fit
         (12.8, 9),  # products fit only with parameters split by four, which alone is slower
-        (1.5, 7),  # in two chunks
+        (1.5, 7),  # the step fits only in two chunks
     ],
 )
 def test_search_finds_the_optimum_with_few_compilations(limit, most):

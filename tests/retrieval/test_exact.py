@@ -121,7 +121,8 @@ def test_equal_scores_are_ordered_by_id_despite_rounding(comparisons):
     index = ExactIndex.build(vectors, ids, similarity="dot")
     scores, found = index.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)
     assert np.all(scores == 258) and found == [["y", "x"]] * len(scores)
-    few = ExactIndex.build(vectors[:12], ids[:12], similarity="dot")  # fewer than would be compared again
+    # Fewer vectors than would be compared again in float32.
+    few = ExactIndex.build(vectors[:12], ids[:12], similarity="dot")
     assert few.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)[1] == found
     assert [rounded for *_, rounded in comparisons] == [True, False]
 

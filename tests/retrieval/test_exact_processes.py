@@ -17,7 +17,8 @@ COUNT, K = 500, 20
 def test_two_processes_answer_as_one(tmp_path, toy, small_model, encoder):
     """In each process's copy of the index, the rows of the other process are NaN."""
     texts = toy.random_texts(COUNT // 2, seed=11)
-    vectors = np.repeat(encoder.encode_passages(texts, show_progress=False), 2, axis=0)  # each twice: ties
+    # Each vector twice, so that scores tie.
+    vectors = np.repeat(encoder.encode_passages(texts, show_progress=False), 2, axis=0)
     ids = [f"d{i}" for i in np.random.default_rng(0).permutation(COUNT)]
     facts = {
         "fingerprint": encoder.fingerprint,

@@ -144,7 +144,7 @@ def test_all_passages_and_all_candidates_score_alike(clusters, storage):
 def test_products_of_codes_are_those_of_decoded_vectors():
     random = np.random.default_rng(2)
     vectors, query = random.standard_normal((500, 12)).astype(np.float32), random.standard_normal((3, 12))
-    vectors[0] = 0  # a token at the origin
+    vectors[0] = 0  # a zero vector
     for bits, most in ((4, 0.2), (2, 0.55)):
         codes = token_codec.encode([vectors], bits)
         tokens = np.arange(500)

@@ -246,7 +246,7 @@ def test_token_is_sent_only_where_the_user_allows(tmp_path, vectors, ids, record
         return uri
 
     def sent(message: str, connect=lambda: load_index(foreign)) -> set[str | None]:
-        """Returns the tokens that an attempt sends, which is refused with `message`."""
+        """Tries to open an index, which is refused with `message`; returns the tokens that were sent."""
         requests.clear()
         with pytest.raises(UserError, match=message):
             connect()

@@ -165,7 +165,7 @@ def test_collection_of_another_index_is_refused(tmp_path, uri, vectors, ids):
 
 
 def test_files_of_the_local_mode_are_only_opened_by_name(tmp_path, vectors, ids, monkeypatch):
-    """They are pickles."""
+    """The files are pickles, which may run code, so the user must name them in QDRANT_URI."""
     with pytest.raises(UserError, match="--backend=qdrant needs --uri=https://HOST:6333, or the path"):
         QdrantIndex.build(vectors, ids)
     index = QdrantIndex.build(vectors[:9], ids[:9], uri=tmp_path / "qdrant")

@@ -150,7 +150,7 @@ def test_long_vectors_cost_the_others_no_recall(tmp_path, vectors, ids, count, s
     dotted, rng = 3 * vectors[:count], np.random.default_rng(3)
     queries = vectors[:count:15] + 0.02 * rng.normal(size=(count // 15, DIMENSION)).astype(np.float32)
     dotted[7] *= 1000
-    dotted[8] = dotted[7]  # these tie
+    dotted[8] = dotted[7]  # d7 and d8 have equal scores
     index = ScannIndex.build(dotted[:-1], ids[: count - 1], similarity="dot", storage=storage)
     assert index.outliers.rows.tolist() == [7, 8] and index.info.settings["outliers"] == 2
     index.delete(["d3", "d8"])
@@ -167,7 +167,7 @@ def test_long_vectors_cost_the_others_no_recall(tmp_path, vectors, ids, count, s
             values, answers = found.search(queries, k)
             assert np.mean([len(set(a) & set(b)) / k for a, b in zip(answers, true, strict=True)]) > 0.97
             assert (np.diff(values) <= 0).all() and values.shape == scores.shape
-            for name in ("d7", "d8"):  # exact
+            for name in ("d7", "d8"):  # outliers are compared exactly
                 assert [name in a for a in answers] == [name in a for a in true]
         alone = [loaded.search(query[None], k)[1][0] for query in queries[:5]]
         assert alone == loaded.search(queries[:5], k)[1]

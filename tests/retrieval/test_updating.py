@@ -200,7 +200,7 @@ def test_lucene_documents_are_added_and_deleted(root, tmp_path, toy, capsys):
 
 
 def test_a_killed_update_leaves_the_old_index_whole(root, tmp_path):
-    """The update is killed while it waits for the rest of the corpus, its files incomplete."""
+    """The update is killed while it waits for the rest of the corpus, so its files are incomplete."""
     directory = built(root, tmp_path, "exact")
     before, expected = fingerprint(directory), load_index(directory).search(QUERIES, 5)[1]
     os.mkfifo(tmp_path / "pipe.jsonl")

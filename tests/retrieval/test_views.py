@@ -51,7 +51,8 @@ def read_alone(encoder, document: str, *queries: str) -> np.ndarray:
     for more in appended:
         if len(words) + len(more) <= encoder.settings.passage_max_length:
             words += more
-    ids = pad_batch([np.array(words)] * 4, encoder.settings.passage_max_length)  # a row for each device
+    # One row for each of the four devices.
+    ids = pad_batch([np.array(words)] * 4, encoder.settings.passage_max_length)
     return encoder.runner.call(EMBED["passage"], ids)[0]
 
 
@@ -148,7 +149,7 @@ def test_corpus_expansion_finds_the_best_entry(collection, encoder, index, capsy
         expected = sorted(scores, key=scores.get, reverse=True)[:7]
         assert list(answers) == expected
         np.testing.assert_allclose(list(answers.values()), [scores[d] for d in expected], atol=2e-5)
-    assert later > 20  # the best is not always the first
+    assert later > 20  # guard: a document's best view is not always its first
     assert cli.main("jaxir.search:search", [f"--index={index}/index", "--query=w1 w2", "--k=2"]) == 0
     shown = capsys.readouterr().out
     assert "  1  " in shown and re.search(r" d\d+\n", shown)

@@ -11,12 +11,12 @@ from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
-LETTERS = list("abcdefghilmnoprstuwxy")  # in the tokenizer's vocabulary, also within words
+LETTERS = list("abcdefghilmnoprstuwxy")  # letters in the tokenizer's vocabulary, also within words
 
 
 @pytest.fixture(scope="module")
 def model(one_layer) -> str:
-    return f"hf:{one_layer}"  # 32 dimensions
+    return f"hf:{one_layer}"  # a model whose vectors have 32 dimensions
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_model_trained_in_bfloat16_is_whitened_in_float32(model, texts, file, tm
 
 
 def test_projection_is_merged_into_the_map_and_exported(texts, file, tmp_path, capsys):
-    flags = f"--model=st:{GOLDEN / 't5_1_1'}", f"--input={file}"  # 32 dimensions, projected to 16
+    flags = f"--model=st:{GOLDEN / 't5_1_1'}", f"--input={file}"  # a model of 32 dimensions, projected to 16
     assert whiten(capsys, *flags, "--dimensions=4", f"--output={tmp_path / 'once'}")[0] == 0
     assert whiten(capsys, *flags, f"--output={tmp_path / 'all'}")[0] == 0
     once = f"--model={tmp_path / 'once'}"

@@ -55,7 +55,8 @@ def test_file_that_cannot_be_written_is_one_sentence(folder, tmp_path, arguments
     assert "Traceback" not in done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert any(w in sentence for w in ("too large", "could not", "no space")), sentence
-    if arguments[0] == "jaxir.encode":  # it continues in its directory: whole shards or none
+    # Encode resumes in its directory, which must hold only complete shards.
+    if arguments[0] == "jaxir.encode":
         assert not list(output.glob("*.npy"))
         assert not list(output.glob(".*.part"))
     else:

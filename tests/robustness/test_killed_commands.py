@@ -31,7 +31,7 @@ def files(path: Path, but: str | None) -> dict[str, str]:
 
 
 def is_written(directory: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # it has its name by now
+    with contextlib.suppress(FileNotFoundError):  # the file may have been renamed meanwhile
         parts = [p for part in directory.glob(".*.part") for p in (part, *part.rglob("*"))]
         return any(p.is_file() and p.stat().st_size for p in parts)
     return False

@@ -29,7 +29,7 @@ def test_a_locked_directory_is_neither_read_nor_written(tmp_path):
 
 
 def test_a_run_whose_directory_is_replaced_ends_and_is_never_marked_complete(tmp_path):
-    """A checkpoint that Orbax would write there is not a model: config, tokenizer and log are missing."""
+    """A checkpoint that Orbax wrote there would be no model: config, tokenizer and log are missing."""
     place = tmp_path / "run"
 
     def before(step: int) -> None:

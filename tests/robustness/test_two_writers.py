@@ -49,7 +49,7 @@ def fed(pipe: Path, process: subprocess.Popen) -> Iterator[IO[str]]:
     """Opens a pipe for writing once a process reads it."""
     while True:
         assert process.poll() is None, process.communicate()
-        with contextlib.suppress(OSError):  # nobody reads it yet
+        with contextlib.suppress(OSError):  # opening fails until a process reads the pipe
             descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             break
         time.sleep(0.01)

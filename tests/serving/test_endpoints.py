@@ -247,7 +247,8 @@ def test_named_prompts_and_pooling_without_them(world):
     default = dataclasses.replace(settings, default_prompt_name="code")
     other = Embedder("model", DenseEngine(DualEncoder(loaded.model, loaded.tokenizer, default, "f"), {}, k=1))
     assert other.reading(None) == ("passage", "w5 w6 w7 ")
-    counts = {"query_prompt_tokens": 4, "passage_prompt_tokens": 4}  # with the special token before it
+    # The prompt's three tokens and the special token before them.
+    counts = {"query_prompt_tokens": 4, "passage_prompt_tokens": 4}
     model = loaded.model.with_config(dataclasses.replace(loaded.model.config, **counts))
     expected = DualEncoder(model, loaded.tokenizer, loaded.settings, "f").encode_passages(["w5 w6 w7 w8 w9"])
     (answer,) = embedder.engine.answer([embedder.question("w8 w9", embedder.reading("code"))])

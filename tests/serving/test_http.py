@@ -42,7 +42,8 @@ def test_search_returns_highlighted_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
     assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
     cuts = [s["cut_at"] for s in served.ask("/search", queries=[" w1" * 20])["results"][0]["systems"]]
-    assert cuts == [42, None if world.second_kind == "sparse" else 42, 42]  # with the blank at the beginning
+    # 42 characters, counting the blank at the beginning.
+    assert cuts == [42, None if world.second_kind == "sparse" else 42, 42]
     first = {s["system"]: s for s in answer["results"][0]["systems"]}
     assert list(first) == ["dense", "second", "hybrid"]
     assert [h["rank"] for h in first["hybrid"]["hits"]] == [1, 2, 3, 4, 5]

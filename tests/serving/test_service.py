@@ -85,7 +85,7 @@ def test_vectors_equal_the_models_and_nothing_compiles_after_start(world):
 
 
 def test_concurrent_requests_for_a_program_share_it(world):
-    """Two were made once, so that the first client waited for a second compilation."""
+    """Regression: two programs were made, so that the first client waited for a second compilation."""
     runner = Runner(world.encoder.model, MeshConfig().build(jax.local_devices()[:1]))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -60,7 +60,7 @@ def allowed(kind: str, shape: tuple, axes: set[str], group: int, weights: set, g
     if kind == "reduce-scatter":
         parts = {(*shape[:i], n // group, *shape[i + 1 :]) for i, n in enumerate(shape)}
         return bool(parts & (embeddings | statistics | gradients))
-    # A gradient moves from one order of the devices to another.
+    # A collective-permute may only move gradients, between two orders of the devices.
     return kind == "collective-permute" and shape in gradients
 
 

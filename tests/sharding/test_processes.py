@@ -160,7 +160,8 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
 @pytest.mark.slow
 def test_processes_stop_early_after_the_same_step(tmp_path, launch, finish, pairs):
     flags = command(recipe(tmp_path, pairs), tmp_path / "run", {"fsdp": 2})
-    flags += ["--eval_every=2", "--learning_rate=0", "--early_stopping=2"]  # all models are the same
+    # At learning rate 0 no evaluation is better than the first.
+    flags += ["--eval_every=2", "--learning_rate=0", "--early_stopping=2"]
     for _ in range(2):  # trains, then finds the run complete
         (first, told), (second, own) = finish(launch(*flags, processes=2, devices=1))
         assert (first, second) == (0, 0), told + own
@@ -216,7 +217,7 @@ def test_missing_input_of_one_process_ends_all(tmp_path, launch, finish, pairs):
     ],
 )
 def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, finish, pairs, other, sentence):
-    """A bug trained replicas on different inputs without an error."""
+    """Regression: replicas were trained on different inputs without an error."""
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         shutil.copytree(TOKENIZER, folder / "model")
@@ -234,7 +235,7 @@ def test_differing_inputs_end_all_processes_before_training(tmp_path, launch, fi
     flags = command("--gin_file=recipe.gin", tmp_path / "run", {"data": 2})
     for status, told in finish(launch(*flags, processes=2, devices=1, folders=folders)):
         assert status == 1
-        *_, last = told.splitlines()  # of the slower process possibly: "process 0 stopped (...)"
+        *_, last = told.splitlines()  # the slower process may report "process 0 stopped (...)"
         assert told.count("error: ") == 1 and last.startswith("error: ") and sentence in last
     assert not (tmp_path / "run").exists()
 

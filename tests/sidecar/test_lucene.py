@@ -158,7 +158,7 @@ def test_many_parameters_from_many_threads(sidecar, index):
 
 @pytest.mark.slow
 def test_requests_are_repeated_once_after_a_crash(sidecar, index, texts, tmp_path, capfd, monkeypatch):
-    """Environment variables name a Java that does not work, which must not be used."""
+    """Environment variables name a broken Java, which the sidecar must not use."""
     expected = sidecar.search(index, ["cat dog"], 20)
     for name in ("JAVA_HOME", "JVM_PATH", "CLASSPATH", "PATH"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -90,7 +90,7 @@ def test_two_fields(sidecar, tmp_path, write_corpus):
 
 def test_a_flipped_bit_is_reported(index):
     assert load_index(index).search(["dog"], 1)[1] == [["dog"]]
-    load_index(index)  # complete: a search does not change the files
+    load_index(index)  # the checksums still match: a search does not change the files
     file = max((Path(index) / "lucene").iterdir(), key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_reported(index):
 
 
 def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_corpus):
-    """Two indexes are never mixed: ids of the new one have no documents in the old one."""
+    """An open index keeps its own documents, and never shows those of the index that replaced it."""
     opened = load_index(index)
     before = opened.search(["dog"], 3)[1]
     (tmp_path / "gone").write_text("dog\n")

@@ -58,7 +58,8 @@ def test_directory_created_for_a_lock_is_removed_if_it_stays_empty(tmp_path):
 
 
 def test_lock_reports_that_its_directory_was_removed_or_replaced(tmp_path):
-    place, before = tmp_path / "a", descriptors()  # which the commands of a grid inherit
+    # `descriptors` returns those that a grid's commands inherit.
+    place, before = tmp_path / "a", descriptors()
     with locked(place, "no") as lock:
         lock.check()
         assert descriptors() == (*before, lock.descriptor)
@@ -107,7 +108,7 @@ def test_process_that_ends_without_unwinding_removes_its_empty_directories(tmp_p
 
 
 def test_a_file_system_without_locks_gets_a_warning(tmp_path, monkeypatch, capsys):
-    """NFS without a lock service, which this machine does not have."""
+    """Imitates NFS without a lock service, which this machine does not have."""
 
     def flock(descriptor, how):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -112,7 +112,7 @@ def test_old_leftovers_of_other_machines_are_removed(tmp_path):
 
 
 def test_no_module_makes_temporary_directories_by_tempfile():
-    """Those of tempfile are never removed if the process is killed."""
+    """Directories made by `tempfile` are never removed if the process is killed."""
     jaxir = Path(__file__).parent.parent.parent / "jaxir"
     found = {str(p.relative_to(jaxir)) for p in jaxir.rglob("*.py") for word in MADE if word in p.read_text()}
     assert found == {"core/error_report.py"}, "it keeps tracebacks"

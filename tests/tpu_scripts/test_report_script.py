@@ -99,7 +99,7 @@ def test_an_interrupted_report_is_copied(cloud, tmp_path):
 
 
 def test_an_interrupt_while_measuring_begins_ends_it(cloud, tmp_path):
-    """Once only the script ended, while workers that had begun continued to measure."""
+    """Regression: only the script ended, and workers that had begun continued to measure."""
     cloud.all_ok("create.sh", "install.sh")
     for worker in ("worker0", "worker1"):
         (cloud.folder / worker / "jaxir-report").mkdir()

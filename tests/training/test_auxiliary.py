@@ -33,7 +33,7 @@ SETTINGS = {"steps": 12, "checkpoint_every": 6, "eval_every": 6}
 def whole(tmp_path_factory):
     place = tmp_path_factory.mktemp("whole") / "run"
     run(place, objective=Sigmoid(), **SETTINGS)
-    (place / "jaxir.json").touch()  # which the command writes: by it others know a run
+    (place / "jaxir.json").touch()  # the command `train` writes this file, by which a run is recognised
     return place
 
 
@@ -91,7 +91,8 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
     lines = log(tmp_path / "run")
     steps = {line["step"]: line for line in lines if "loss" in line}
     for done, line in steps.items():
-        weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)  # the step that makes `done` begins at done - 1
+        # The weight is that of step done - 1, which led to `done` finished steps.
+        weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)
         expected = line["softmax/loss"] + weight * line["sigmoid/loss"]
         assert line["loss"] == pytest.approx(expected, rel=1e-5)
         assert line["sigmoid/weight"] == pytest.approx(weight, abs=1e-6) and "softmax/weight" not in line
@@ -104,13 +105,13 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
     }
     dev = {line["step"]: line for line in lines if "dev/loss" in line}
     assert set(dev) == {10, 12}
-    for line in dev.values():  # in evaluation the weight is what it ends with, at step 10 too
+    for line in dev.values():  # evaluation uses the final weight, also at step 10
         expected = line["dev/softmax/loss"] + 0.5 * line["dev/sigmoid/loss"]
         assert line["dev/loss"] == pytest.approx(expected, rel=1e-5)
 
 
 class Drawn(Objective):
-    """Its loss is a random number, in evaluation 0."""
+    """An objective whose loss is a random number, and 0 in evaluation."""
 
     def features(self, form):
         return {}
@@ -126,7 +127,7 @@ def test_parts_of_a_sum_have_random_numbers_of_their_own():
 
 
 def test_weights_of_a_sum_must_be_known_in_evaluation(tmp_path):
-    """Optax's schedules know steps alone."""
+    """Optax's schedules do not accept None, which is the step in evaluation."""
     falling = optax.linear_schedule(1.0, 0.0, 10)
     parts = {"a": Contrastive(), "b": Drawn()}
     with pytest.raises(UserError, match=r"the weight of 'b' must accept the step None"):
@@ -142,7 +143,7 @@ def test_weights_of_a_sum_must_be_known_in_evaluation(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Taught(Sigmoid):
-    """A user's objective with another one in a field."""
+    """A user's objective with another objective in a field."""
 
     inner: Contrastive = dataclasses.field(default_factory=lambda: Contrastive(chunks=3))
 
@@ -236,14 +237,14 @@ class Counting(Sigmoid):
 
 
 class OtherWords(Hooked):
-    """Has the fingerprint of other data than it counts."""
+    """Data whose fingerprint belongs to other data than those whose words it counts."""
 
     def token_counts(self, field, vocab_size):
         return pairs(64, seed=1).token_counts(field, vocab_size)
 
 
 def test_statistics_are_of_a_runs_own_corpus(tmp_path):
-    """Also after a warm start; a resume refuses others."""
+    """A warm start computes statistics anew, too; a resume refuses statistics of other data."""
     objective = WeightedSum(parts={"task": Contrastive(), "own": Counting()})
     settings = {"objective": objective, "steps": 4, "checkpoint_every": 2, "dev": None}
     for name, count, more in (("first", 64, {}), ("second", 40, {"auxiliary_from": str(tmp_path / "first")})):
@@ -266,7 +267,7 @@ class Begun(Exception):
 
 @pytest.mark.slow
 def test_warm_start_never_uses_a_damaged_auxiliary(whole, tmp_path, monkeypatch):
-    """By a later stage: a file removed, cut off, or a bit flipped in it."""
+    """A later stage starts from a run with a file that is missing, cut off, or has a flipped bit."""
     found, real = [], warm_start.with_auxiliary_of
 
     def begun(*args, **how):
@@ -299,6 +300,6 @@ def test_warm_start_never_uses_a_damaged_auxiliary(whole, tmp_path, monkeypatch)
             if isinstance(got, str):
                 refused.append(got)
                 assert "\n" not in got and str(run_dir) in got and "has no" not in got
-            else:  # the damage has no consequence
+            else:  # the damage did not change the arrays
                 assert all(map(np.array_equal, jax.tree.leaves(got), jax.tree.leaves(expected)))
     assert len(refused) > len(files)

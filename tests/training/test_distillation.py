@@ -78,7 +78,7 @@ def test_distillation_learns_the_teachers_ranking(tmp_path, loss):
 
 @pytest.mark.slow
 def test_loss_is_measured_on_dev_data_that_have_scores_alone(tmp_path):
-    """In a sum with another objective."""
+    """Distillation is one part of a sum of objectives."""
     parts = {"labels": Contrastive(), "teacher": Distillation()}
     objective, data = WeightedSum(parts=parts, weights={"teacher": 0.1}), write(tmp_path / "m.jsonl")
     dev = Pairs(["da de di", "ha he hi", "la le li", "ma me mi"], ["da de", "ha he", "la le", "ma me"])

@@ -82,7 +82,7 @@ def test_retrieval_metrics_count_every_pair_and_every_distractor(distractors):
 
 
 class OnlyBatches(Dataset):
-    """Data of one's own without `once`, which training does not ask for."""
+    """A user's data without the method `once`, which training does not call."""
 
     num_examples, fingerprint, features = 40, "a", pairs(1).features
 
@@ -166,13 +166,14 @@ def test_any_metric_chooses_the_best_checkpoint_in_its_direction(tmp_path):
     """The bias starts at 0 and grows: the smaller the better, the first evaluation is the best."""
     norm = Norm(every=5)
     result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
-    assert norm.seen == [0, 5, 10, 15, 20, 25, 30]  # at 0 it is tried out
+    assert norm.seen == [0, 5, 10, 15, 20, 25, 30]  # before the first step, each evaluator is tried out
     values = logged(tmp_path / "run", "dev/norm")
     assert list(values) == norm.seen[1:] and len(set(values.values())) == 6
     assert min(values.values()) == values[5]
     assert best_of(tmp_path / "run") == {"step": 5, "metric": "norm", "value": values[5]}
     assert (result.best_step, result.best_value) == (5, values[5])
-    assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]  # by eval_every
+    # The default evaluators follow eval_every.
+    assert sorted(logged(tmp_path / "run", "dev/nDCG@10")) == [10, 20, 30]
 
 
 def test_evaluators_have_schedules_of_their_own(tmp_path):
@@ -254,7 +255,8 @@ def test_resume_compares_the_settings_of_a_users_evaluator():
         return {"dev": suite.fingerprint}
 
     one = dev(scale=1.0, data=pairs(4))
-    assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None  # `data` has its fingerprint
+    # `data` and `every` are not compared: data have a fingerprint of their own.
+    assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None
     assert "evaluated by" in disagreement(one, dev(scale=2.0))
     assert disagreement({"dev": "norm on the same data"}, one) is None  # as earlier versions recorded it
 
@@ -274,7 +276,7 @@ def test_resume_compares_the_rows_of_a_single_smaller_batch():
 
 
 def test_on_cpus_a_batch_is_evaluated_before_the_next_one_begins():
-    """Their collectives would starve each other: eight devices on two cores hung, two runs of three."""
+    """Collectives of two batches would starve each other: eight devices hung in two of three runs."""
     partitioner, model, optimizer = MeshConfig().build(), Bag(), AdamW().build(1)
 
     def slow(model, _, batch):

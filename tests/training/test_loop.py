@@ -69,7 +69,7 @@ def test_batch_without_negatives_is_refused_first_and_reported_later(tmp_path, c
     both = MixtureDataset({"good": pairs(64), "masked": masked}, rates=[3, 1])
     batches = itertools.islice(both.batches(batch_size=8, seed=1), 12)
     schedule = [len(np.unique(batch["passage_key"], axis=0)) > 1 for batch in batches]
-    assert schedule[0] and not all(schedule)  # a good one comes first
+    assert schedule[0] and not all(schedule)  # a batch with negatives comes first
     capsys.readouterr()
     objective = WeightedSum(parts={"pairs": Contrastive(), "others": ToOne()}, weights={"others": 0.1})
     dev = of_one_passage(21, seed=1)
@@ -121,7 +121,7 @@ def test_nothing_compiles_and_nothing_is_transferred_once_the_loop_runs(tmp_path
         run(tmp_path / "run", data=data, eval_every=5)
     finally:
         jax.monitoring.clear_event_listeners()
-    assert len(compiled) > 3  # the listener hears
+    assert len(compiled) > 3  # guard: the listener counts compilations
     # The first evaluation compiles its search; the prefetching thread is at most 3 steps ahead of the loop.
     assert [step for step in compiled if step is not None and step > 5 + 3] == []
 

@@ -158,7 +158,7 @@ def test_no_more_than_a_few_batches_are_made_ahead():
         for read in range(1, 4):
             assert next(batches) == read - 1
             time.sleep(0.2)
-            # One waits to be put beside the others.
+            # One further batch is made and waits for room in the queue.
             assert read + 1 < len(made) <= read + AHEAD + 1 == read + 3
 
 

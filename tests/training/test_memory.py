@@ -68,7 +68,8 @@ def test_headroom_is_kept_and_impossible_chunks_are_not_compiled():
             return None, tried
 
     assert chosen(8, {1: 919}) == (1, [1])
-    assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])  # 8 % are for what lies between arrays
+    # 930 of 1,000 is too much: 8 % stay free for gaps between arrays.
+    assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])
     # Each of 16 chunks needs at least a sixteenth.
     assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
     assert chosen(8, {1: 10_000}) == (None, [1])
@@ -89,7 +90,7 @@ def test_fewest_chunks_come_first_and_then_the_quickest_to_recompute():
     assert chosen(1, 8000, 3000, 900) == (True, 1, "remat=True", 3)
     assert chosen(2, 8000, 1800, 900) == ("products", 2, "remat=products", 2)
     assert chosen("auto", 8000, 3000, 900) == (True, 1, "1 chunks, remat=True", 3)
-    # 8,000 and 3,000 are not tried in two chunks.
+    # Steps of 8,000 and 3,000 cannot fit in two chunks, so they are not compiled.
     assert chosen("auto", 8000, 3000, 1500) == (True, 2, "2 chunks, remat=True", 4)
     # If times are known, the quickest that fits is chosen.
     seconds = {900: 3.0, 800: 2.0, 700: 2.5}.get
@@ -126,7 +127,7 @@ def test_the_loop_chooses(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
-    """A resumed run chooses again: its settings say "auto", which differs from "products"."""
+    """A resumed run chooses again, because its settings record "auto", not the choice."""
     model = {"num_layers": 1, "scan_layers": True, "remat": "auto"}
 
     def run(*sizes, **how):

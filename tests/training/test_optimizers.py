@@ -86,7 +86,7 @@ def test_t5x_s_rate_is_its_formula():
         expected = max(base * min(t / warmup, 1.0 + factor * (warmup - t)), 1e-8)
         assert float(schedule(jnp.int32(t))) == pytest.approx(expected, rel=1e-6), t
     assert float(schedule(0)) == pytest.approx(1e-8)
-    assert float(schedule(11)) == pytest.approx(1e-8)  # the factor would make it negative
+    assert float(schedule(11)) == pytest.approx(1e-8)  # the formula would be negative here
     # The paper's: from the full rate to 0 when training is over.
     paper = [float(t5x_schedule(base, warmup_steps=0, steps=8)(t)) for t in range(8)]
     np.testing.assert_allclose(paper, [base * (8 - t) / 8 for t in range(8)], rtol=1e-5)
@@ -146,7 +146,7 @@ def layers_alone(tree):
 
 @pytest.mark.slow
 def test_adafactor_treats_each_layer_of_a_scanned_stack_as_a_parameter_of_its_own():
-    """With sizes at which a stack would be factored along its layers, and scales that differ by layer."""
+    """The stack is large enough to be factored along its layers by mistake, and scales differ by layer."""
     rng = np.random.default_rng(3)
     sizes = 10.0 ** rng.uniform(-4, 0.5, LAYERS)
 
@@ -261,6 +261,6 @@ def test_moments_lie_like_their_parameters(optimizer):
         assert leaf.sharding == sharding
         found += leaf.shape == (64, 32) and not leaf.sharding.is_fully_replicated
     assert found == (3 if isinstance(optimizer, AdamW) else 1)
-    if isinstance(optimizer, Adafactor):  # of [vocab, embed] means without the longer and the shorter one
+    if isinstance(optimizer, Adafactor):  # means of the table [vocab, embed] over each of its two dimensions
         means = state.opt_state[0].v_row["table"], state.opt_state[0].v_col["table"]
         assert [(x.shape, *x.sharding.spec) for x in means] == [((32,), "fsdp"), ((64,), "tensor")]

@@ -35,7 +35,7 @@ def test_the_log_has_the_time_of_a_step_and_its_share_of_the_peak(tmp_path, monk
     # The matrix of both texts of 8 pairs; logits of queries by passages and queries. Each has two gradients.
     flops = 3 * 2 * (2 * 8 * 32 * 32 + 2 * 8 * 8 * 32)
     for line in logged("known"):
-        assert line["mfu"] * line["step_seconds"] == pytest.approx(flops / 2e6)  # of two devices
+        assert line["mfu"] * line["step_seconds"] == pytest.approx(flops / 2e6)  # the peak of two devices
 
 
 def test_chips_are_known_by_jax_s_names():

@@ -36,7 +36,7 @@ def test_typed_flags_replace_fields_and_are_kept_with_the_run(tmp_path):
         directory.mkdir()
     write_recipe(file, typed, run)
     assert read_recipe(run / "recipe.py") == now
-    write_recipe(run / "recipe.py", {"epochs": 1}, again)  # a run that is repeated with other flags
+    write_recipe(run / "recipe.py", {"epochs": 1}, again)  # repeats the run with other flags
     assert read_recipe(again / "recipe.py") == dataclasses.replace(now, steps=None, epochs=1)
 
 

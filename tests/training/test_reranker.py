@@ -146,7 +146,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=10", f"--run={deep}")
     scores = evaluate_run(reranked, read_judgements(folder / "qrels/train.tsv"), ["nDCG@10"])
     assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)
-    # By other judgements the best may be another: the run does not go on with them.
+    # With other judgements another checkpoint may be the best, so the run is not resumed.
     held.write_text(held.read_text().replace("d7-0", "d7-1"))
     assert train(folder, run, *flags, "--steps=8") == 1
     error = capsys.readouterr().err.splitlines()[-1]
@@ -208,10 +208,11 @@ def test_a_negative_that_is_the_positive_does_not_count():
 @pytest.mark.slow
 def test_in_python(folder, tmp_path):
     source = f"hf:{shutil.copytree(GOLDEN / 'modernbert', tmp_path / 'start')}"
-    shutil.copy(GOLDEN / "cross_modernbert/tokenizer.json", tmp_path / "start")  # its own is for single texts
+    # The folder's own tokenizer is for single texts.
+    shutil.copy(GOLDEN / "cross_modernbert/tokenizer.json", tmp_path / "start")
     model = PretrainedCrossEncoder(source=source, query_max_length=16, passage_max_length=24)
     pairs = TevatronPairs(path=str(folder / "mined.jsonl"))
-    found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2)  # by default with Reranking()
+    found = fit(model, pairs, steps=2, batch_size=8, num_negatives=2)  # Reranking() is the default objective
     assert isinstance(found, CrossEncoder) and found.max_length == 40
     assert found.score([("da de", "da de"), ("da de", "la")]).shape == (2,)
 

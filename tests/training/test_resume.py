@@ -57,7 +57,8 @@ def test_resuming_on_other_data_is_refused_though_the_first_batch_is_the_same(tm
     data = pairs(64)
     first = {row.tobytes() for row in next(data.batches(batch_size=8, seed=0))["passage_key"]}
     rows = [i for i, key in enumerate(data._tables["passages"].keys) if key.tobytes() not in first]
-    for changed in (np.array(rows), np.array(rows[-1:])):  # all the others, and a single one
+    # Change all passages after the first batch, then a single one.
+    for changed in (np.array(rows), np.array(rows[-1:])):
         other = with_other_passages(data, changed)
         batches = (next(d.batches(batch_size=8, seed=0)).values() for d in (data, other))
         assert all(map(np.array_equal, *batches))

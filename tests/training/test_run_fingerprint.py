@@ -60,7 +60,8 @@ def written(tmp_path):
         spec.loader.exec_module(module)
         return module
 
-    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode  # of two texts within a second
+    # Python would take bytecode of the first text for the second, written within the same second.
+    sys.dont_write_bytecode, before = True, sys.dont_write_bytecode
     yield write
     sys.dont_write_bytecode = before
 
@@ -71,9 +72,10 @@ def written(tmp_path):
         ("# nothing", "", ()),
         ("def between", "# A comment, further lines.\n\n\ndef between", ()),
         ('"""Doubles."""', '"""Makes it two times as large."""', ()),
-        ("TABLE = 0.5, {}", "TABLE = 0.5, {1: 2}", ()),  # what may change as it goes is not compared
-        ("HALF, TABLE = 0.5", "HALF, TABLE = 0.25", ("weight", "jitted")),  # named by a comprehension
-        ("return x * 2", "return x * 3", ("weight", "jitted")),  # of a function that is called
+        ("TABLE = 0.5, {}", "TABLE = 0.5, {1: 2}", ()),  # mutable globals are not compared
+        # A constant that a comprehension reads.
+        ("HALF, TABLE = 0.5", "HALF, TABLE = 0.25", ("weight", "jitted")),
+        ("return x * 2", "return x * 3", ("weight", "jitted")),  # the code of a function that is called
         ("/ 1.0", "/ 1.5", ("weight", "jitted")),
         ("function(step)", "function(step) + 1", ("weight", "jitted")),
         ("between(0.5)", "between(0.75)", ("fixed",)),
@@ -183,7 +185,7 @@ def test_runs_of_earlier_versions_without_closures_or_further_attributes_resume(
 
 @dataclasses.dataclass(frozen=True)
 class Grown(Ramp):
-    """`Ramp`, after its class was given another field."""
+    """`Ramp` as a later version might define it, with another field."""
 
     margin: float = 0.0
 
@@ -201,7 +203,7 @@ def test_a_field_that_was_added_later_is_no_difference_if_it_has_its_default():
 
 
 def test_a_run_whose_function_was_changed_is_not_resumed(written, tmp_path):
-    """As its file is edited between two runs."""
+    """A user edits the function's file between two runs."""
     settings = {"steps": 6, "checkpoint_every": 3, "dev": None}
 
     def objective(source):

@@ -155,7 +155,7 @@ def damaged(one_layer_seq2seq, tmp_path) -> str:
 
 @pytest.mark.parametrize("flag", ["--top_p=0.9", "--num_beams=2"])
 def test_logits_that_are_not_finite_are_refused(data, damaged, tmp_path, capsys, flag):
-    """They once became a file without outputs."""
+    """Regression: such logits gave a file without outputs."""
     assert generate(data, damaged, tmp_path / "out.jsonl", "--max_new_tokens=4", flag) == 1
     assert f"error: model {damaged} returns logits that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
@@ -245,7 +245,7 @@ def test_two_processes_share_the_texts_and_one_finishes_what_they_began(tmp_path
     unfinished = tmp_path / ".out.jsonl.unfinished"
     wait_for(second, lambda: list(unfinished.glob("outputs-*")))
     second.send_signal(signal.SIGKILL)
-    first.kill()  # it would end by itself after a minute without the other
+    first.kill()  # without the other process it would end only after a minute
     for process in (first, second):
         process.communicate(timeout=200)
     assert not output.exists() and 0 < len(list(unfinished.glob("outputs-*"))) < 4

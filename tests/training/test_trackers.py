@@ -130,7 +130,7 @@ def test_a_resumed_run_sends_wandb_the_rows_that_are_missing(tmp_path, place, mo
     rows = {}
     for line in server.rows:
         add_row(rows, json.loads(line))
-    assert len(server.rows) == len(rows) == 12  # none is sent twice
+    assert len(server.rows) == len(rows) == 12  # no row is sent twice
     expected = without_times(expected_rows(tmp_path / "run"))
     assert without_times(rows) == {step: pytest.approx(row) for step, row in expected.items()}
 

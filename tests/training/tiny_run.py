@@ -151,7 +151,8 @@ def stop_at(run_dir: Path, step: int) -> Path:
 
     def send(at: int) -> None:
         if at == step:
-            # Batches are made ahead, perhaps while the step compiles and SIGTERM would still end the process.
+            # The batch may be made before the run handles SIGTERM, which would then end the process: wait for
+            # the handler.
             while signal.getsignal(signal.SIGTERM) is before:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
