@@ -165,7 +165,10 @@ def _ranked(
             f" --b={now['b'] if b is None else b}"
         )
     if not isinstance(index, LuceneIndex):
-        raise UserError(f"--k1, --b and --feedback only apply to a lucene index, not to {index.info.engine}")
+        engine = index.info.engine
+        raise UserError(
+            f"--k1, --b and --feedback only apply to a lucene index, not to {engine}: leave them out"
+        )
     given = {name: value for name, value in (("k1", k1), ("b", b)) if value is not None}
     methods = {"rm3": Rm3(), "rocchio": Rocchio(), None: None}
     return index.ranked_by(Bm25(**given), methods[feedback])

@@ -134,7 +134,9 @@ def _year_pairs(file: Path) -> Iterator[SentencePair]:
     """Yields the pairs of STS.input.NAME.txt for which the same line of STS.gs.NAME.txt has a score."""
     gold = file.with_name(file.name.replace(".input.", ".gs."))
     if not gold.is_file():
-        raise UserError(f"{file} needs its human scores in the same folder: {gold.name} is missing")
+        raise UserError(
+            f"{file} needs its human scores in the same folder: {gold.name} is missing; copy it there"
+        )
     lines = {number: raw.strip() for number, raw in raw_lines(gold)}
     scores = {number: raw for number, raw in lines.items() if raw}
     last = 0

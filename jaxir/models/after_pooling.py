@@ -78,7 +78,9 @@ class AfterPooling:
 
     def __post_init__(self):
         if (self.dimension is None) == (self.kind in ("dense", "truncate")):
-            raise ValueError(f"dimension {self.dimension} does not fit the kind {self.kind!r}")
+            raise ValueError(
+                f"{self.kind!r} has dimension {self.dimension}: give one for dense and truncate, else None"
+            )
 
     def make(self, width: int, *, rngs: nnx.Rngs) -> nnx.Module:
         """Makes the module for vectors of `width` dimensions."""

@@ -86,7 +86,9 @@ class DualEncoderConfig:
         if self.sharing == "ade_spl" and self.projection is None:
             raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
         if self.layers_from is not None and self.layers_from > self.backbone.num_layers:
-            raise ValueError(f"layers_from {self.layers_from} exceeds the {self.backbone.num_layers} blocks")
+            raise ValueError(
+                f"layers_from {self.layers_from} exceeds the {self.backbone.num_layers} blocks; reduce it"
+            )
         early = [pooling for pooling in self.poolings if pooling in EARLY_LAYERS]
         if early and self.poolings != (early[0],):
             raise ValueError(f"pooling {early[0]!r} cannot be concatenated with another: give it alone")

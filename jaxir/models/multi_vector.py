@@ -88,7 +88,7 @@ class MultiVectorConfig:
         if self.expansion.attend:
             return
         if not backbone.embeds_unattended:
-            raise ValueError(f"{backbone.kind} embeds no tokens that others do not attend to")
+            raise ValueError(f"{backbone.kind} cannot embed tokens that no other token attends to")
         if backbone.reach is not None and length > backbone.reach + 1:
             raise ValueError(
                 f"queries are expanded to {length} tokens, but the last see only {backbone.reach} before them"

@@ -83,7 +83,7 @@ def width_of(config: Any, *, default: int) -> int:
     """Returns the distance that all layers with a window see, or `default` if there are none."""
     found = {window for window in config.windows if window != NO_WINDOW}
     if len(found) > 1:
-        raise ValueError(f"folders need one width of windows, not {len(found)}; use another format")
+        raise ValueError(f"a Hugging Face folder holds one window size, not {len(found)}; use another format")
     return max(found, default=default)
 
 

@@ -74,7 +74,8 @@ class Searcher:
         loaded = load_index(index) if isinstance(index, (str, Path)) else index
         if loaded.query_kind not in ("vectors", "sparse", "token_vectors"):
             if model is not None:
-                raise UserError(f"{name} is searched by {loaded.info.similarity}: leave out --model")
+                by = loaded.info.similarity
+                raise UserError(f"{name} is searched by {by}, without a model: leave out --model")
             return cls(loaded)
         model = model or loaded.info.model
         if model is None:

@@ -92,7 +92,7 @@ def _search_response(service: Service, request: Any, found: list[dict[str, Ranki
                 whole_characters += _length(shown[doc_id].get("document"))
                 if whole_characters > service.limits.whole_characters:
                     most = f"{service.limits.whole_characters:,} characters"
-                    raise HTTPException(422, f"full: these documents have more than {most}; reduce k")
+                    raise HTTPException(422, f"full: these documents have more than {most} in all; reduce k")
             ms = {part: round(value, 3) for part, value in ranking.ms.items()}
             systems.append({"system": system, "hits": hits, "cut_at": ranking.cut_at, "ms": ms})
         results.append({"query": query, "systems": systems})

@@ -20,7 +20,7 @@ def read_json(path: Path, kind: Any = Any) -> Any:
     try:
         content = json.loads(read_text(path))
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
+        raise UserError(f"{path}: no such file; copy it again, or correct the path") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # malformed, not UTF-8, or too deeply nested

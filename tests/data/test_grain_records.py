@@ -168,7 +168,7 @@ def test_grain_records_refuse_unfit_tokenizers_and_features(written, minilm, sen
     ("damage", "message"),
     [
         ("truncated", r"examples-00001\.array_record is missing or not 131,072 bytes"),
-        ("exchanged", "a record file has the name of another"),
+        ("exchanged", "its record files were renamed"),
         ("of another directory", "it contains a record file of another directory"),
         ("flipped bit", "hash mismatch"),
     ],

@@ -131,7 +131,7 @@ CALL = b"cposix\nsystem\n(X\x04\x00\x00\x00truetR"
         (state(w=tensor(shape=(2, 4))), "reaches beyond its storage"),
         (state(w=tensor(offset=-1)), "an impossible shape"),
         (state(w=tensor(shape=(2**62, 2**62, 2), strides=(1, 1, 1))), "reaches beyond its storage"),
-        (state(w=tensor(shape=(2**40,), strides=(0,))), "repeats 6 numbers too often"),
+        (state(w=tensor(shape=(2**40,), strides=(0,))), "far larger than its 6 stored numbers"),
         (state(w=tensor(shape=(6,))), "without a shape"),
         (state(w=tensor(count=-1)), "not a storage"),
         (state(w=tensor(count=7)), "needs 7 numbers, but has 24 bytes"),

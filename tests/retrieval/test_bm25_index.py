@@ -143,7 +143,7 @@ def test_from_a_corpus_to_a_run_without_naming_the_engine(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("search --query=milk --model=m", "is searched by bm25: leave out --model"),
+        ("search --query=milk --model=m", "is searched by bm25, without a model: leave out --model"),
         ("search --query=milk --feedback=rm3", "--feedback needs a lucene index: build one with jaxir.index"),
         ("search --query=milk --k1=2", "keeps the k1 (0.9) and b (0.4) that it was built with"),
         ("index --backend=bm25s --fields=flat", "--fields only applies to --backend=lucene, not to"),

@@ -191,7 +191,7 @@ def test_unsupported_folders_are_refused(name, file, entries, message, tmp_path)
 
 def test_encoders_that_mask_unattended_tokens_are_refused(tmp_path):
     folder = folder_of("families", tmp_path, "deberta")
-    with pytest.raises(UserError, match="deberta-v2 embeds no tokens that others do not attend to"):
+    with pytest.raises(UserError, match="deberta-v2 cannot embed tokens that no other token attends to"):
         MultiVectorEncoder.load(f"st:{folder}")
 
 

@@ -253,7 +253,7 @@ def test_from_a_corpus_to_a_run_by_commands(sidecar, tmp_path, write_corpus, cap
     assert command("search", *asked, "--k1=2", "--b=1", "--feedback=rm3") == 0
     assert read_run(run)["q1"] != plain["q1"]
     assert command("search", *asked, "--model=m") == 1
-    assert "is searched by bm25: leave out --model" in capsys.readouterr().err
+    assert "is searched by bm25, without a model: leave out --model" in capsys.readouterr().err
     # Interactive questions, in a process that starts and ends its own sidecar.
     done = subprocess.run(
         [sys.executable, "-m", "jaxir.search", f"--index={index}"],

@@ -137,7 +137,7 @@ class RecordDataset(ExampleDataset):
         try:
             block = Block(self._files.__getitems__(examples.tolist()), self._written)
             if (block.numbers != examples).any():
-                raise ValueError("a record file has the name of another")
+                raise ValueError("its record files were renamed")
             return block
         except (ValueError, IndexError, RuntimeError, OSError) as error:  # ArrayRecord raises all of these
             words = " ".join(str(error).split())

@@ -239,7 +239,8 @@ def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any
     """Refuses models whose scores in sentence-transformers are neither logits nor their sigmoids."""
     own = content.get("sentence_transformers") or {}
     if not fits(own, dict[str, Any]):
-        raise UserError(f"{directory / 'config.json'}: sentence_transformers must be a JSON object")
+        path = directory / "config.json"
+        raise UserError(f"{path}: sentence_transformers must be a JSON object; correct it")
     named = (
         about.get("activation_fn"),
         own.get("activation_fn"),

@@ -61,7 +61,7 @@ def read(directory: Path) -> StoredModel:
     if about.get("similarity_fn_name") not in (None, "dot"):
         raise UserError(
             f"{directory}: similarity {about['similarity_fn_name']!r:.40} is not supported for token weights,"
-            " only dot"
+            " only dot; give another model"
         )
     model = from_language_model(root, **_read_pooling(pooling), limit=about.get("max_active_dims"))
     architecture = hf.read_architecture(root)
@@ -223,7 +223,8 @@ def _read_pooling(directory: Path) -> dict[str, Any]:
     for ours, value in found.items():
         if value not in known[ours]:
             raise UserError(
-                f"{path}: {names[ours][0]} {value!r:.40} is not supported, only {' and '.join(known[ours])}"
+                f"{path}: {names[ours][0]} {value!r:.40} is not supported, only {' and '.join(known[ours])};"
+                " give another model"
             )
     return found
 

@@ -163,7 +163,10 @@ def _read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) ->
     if not after.normalized:
         similarity = about.get("similarity_fn_name") or "cosine"
         if similarity not in ("cosine", "dot"):
-            raise UserError(f"{directory}: similarity {similarity!r} is not supported, only cosine and dot")
+            raise UserError(
+                f"{directory}: similarity {similarity!r} is not supported, only cosine and dot; give another"
+                " model"
+            )
     elif truncated:  # the vectors are normalised before they are truncated, and compared by cosine after it
         truncated = (AfterPooling(kind="normalize"), *truncated)
     fields = {

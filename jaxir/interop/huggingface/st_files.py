@@ -78,7 +78,7 @@ def read_config(directory: Path, kind: str) -> dict[str, Any]:
         raise UserError(f"{path}: the folder holds {what}; expected {KINDS[kind].what}")
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     if not fits(prompts, dict[str, str | None]) or not fits(default, str | None):
-        raise UserError(f"{path}: prompts must be an object of texts by name")
+        raise UserError(f"{path}: prompts must be an object of texts by name; correct it")
     if default is not None and default not in prompts:
         raise UserError(f"{path}: default_prompt_name {default!r:.40} is not in prompts: correct it")
     return content | {"prompts": {name: text or "" for name, text in prompts.items()}}

@@ -85,9 +85,12 @@ def read_pooling(path: Path) -> tuple[str | tuple[str, ...], bool]:
         mode = [name for flag, name in _POOLING_FLAGS.items() if content.get(flag)] or ["mean"]
     modes = [mode] if isinstance(mode, str) else mode
     if not fits(modes, list[str]) or not modes:
-        raise UserError(f"{path}: pooling_mode {mode!r:.40} is not the name of a pooling")
+        raise UserError(f"{path}: pooling_mode {mode!r:.40} is not the name of a pooling; correct it")
     if unknown := [name for name in modes if name not in POOLINGS]:
-        raise UserError(f"{path}: pooling {unknown[0]!r:.40} is not supported, only {', '.join(POOLINGS)}")
+        raise UserError(
+            f"{path}: pooling {unknown[0]!r:.40} is not supported, only {', '.join(POOLINGS)};"
+            " give another model"
+        )
     return modes[0] if len(modes) == 1 else tuple(modes), bool(content.get("include_prompt", True))
 
 
@@ -223,7 +226,8 @@ def _read_dense(directory: Path, reads: str = _VECTOR) -> tuple[AfterPooling, di
     activation = _ACTIVATIONS.get(name.rpartition(".")[2]) if name.startswith("torch.") else None
     if activation is None:
         raise UserError(
-            f"{path}: activation {name:.80} is not supported, only {', '.join(_ACTIVATIONS)} of torch.nn"
+            f"{path}: activation {name:.80} is not supported, only {', '.join(_ACTIVATIONS)} of torch.nn;"
+            " give another model"
         )
     _check_names(content, path, reads)
     tensors = read_tensors(directory)
@@ -234,7 +238,7 @@ def _read_dense(directory: Path, reads: str = _VECTOR) -> tuple[AfterPooling, di
         raise UserError(f"{path}: bias is false, but its weights have a linear.bias: correct one of them")
     dimension, residual = require(content, "out_features", path), bool(content.get("use_residual"))
     if not fits(dimension, Count):
-        raise UserError(f"{path}: out_features is {dimension!r:.40}, not a number of dimensions")
+        raise UserError(f"{path}: out_features is {dimension!r:.40}, not a number of dimensions; correct it")
     if residual and params["linear.kernel"].shape[0] != dimension:
         params["residual.kernel"] = require(tensors, "residual.weight", directory).T
     module = AfterPooling(

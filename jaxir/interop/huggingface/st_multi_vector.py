@@ -188,7 +188,8 @@ def _read_mask(
     tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
     if not fits(words, list[str]) or not fits(kept, list[int]) or not fits(tasks, list[str]):
         raise UserError(
-            f"{where}: skiplist_words and skiplist_tasks must be lists of texts, keep_only_token_ids of ids"
+            f"{where}: skiplist_words and skiplist_tasks must be lists of texts, keep_only_token_ids of ids;"
+            " correct it"
         )
     ids = {word: tokenizer.id_of(word) for word in words}
     if unknown := [word for word, i in ids.items() if i is None]:
@@ -212,7 +213,7 @@ def _pooling(modules: list[tuple[str, Path]]) -> TokenPooling | None:
     tasks = [tasks] if isinstance(tasks, str) else tasks
     try:
         if "document" not in tasks:
-            raise ValueError(f"tasks {tasks!r:.40} leaves out passages")
+            raise ValueError(f"tasks is {tasks!r:.40}, but must include 'document'")
         return TokenPooling(
             factor=float(content.get("pool_factor", 1.0)),
             protected=content.get("num_protected_tokens", 1),

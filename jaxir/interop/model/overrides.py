@@ -167,7 +167,8 @@ def _share(model: StoredModel, sharing: Sharing, *, where: str) -> StoredModel:
         raise UserError(f"{where}: sharing='ade_spl' needs a projection: set `projection`")
     if before != "sde":
         raise UserError(
-            f"{where}: sharing is {before!r} and cannot become {sharing!r}; only 'sde' can change"
+            f"{where}: sharing is {before!r} and cannot become {sharing!r}; only 'sde' can change:"
+            " leave sharing out"
         )
     params: dict[str, np.ndarray] = {}
     for name, value in model.params.items():

@@ -241,5 +241,5 @@ def _shape(arrays: Mapping[str, Any], path: str, rank: int, where: str) -> tuple
         raise UserError(f"{where}: it lacks {path}; give a complete T5 checkpoint")
     shape = tuple(arrays[path].shape)
     if len(shape) != rank:
-        raise UserError(f"{where}: {path} has shape {shape}, but must have {rank} dimensions")
+        raise UserError(f"{where}: {path} has shape {shape}, but must have {rank} dimensions; copy it again")
     return shape

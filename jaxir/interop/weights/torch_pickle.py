@@ -107,7 +107,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
     if size and last >= storage.count:
         raise ValueError("a tensor that reaches beyond its storage")
     if size > max(storage.count, _MAX_REPEATED):
-        raise ValueError(f"a tensor that repeats {storage.count} numbers too often")
+        raise ValueError(f"a tensor that is far larger than its {storage.count} stored numbers")
     return Tensor(storage, offset, shape, strides)
 
 

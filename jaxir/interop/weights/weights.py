@@ -100,7 +100,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safetensors.safe_open(path, "np") as file:
             yield file
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such file") from error
+        raise UserError(f"{path}: no such file; copy the folder again") from error
     except safetensors.SafetensorError as error:
         raise UserError(f"{path}: truncated, or not a safetensors file ({error}); copy it again") from error
 
@@ -154,5 +154,5 @@ def write_json(path: Path, content: Any) -> None:
 def require(content: Any, key: str, path: Path) -> Any:
     """Returns content[key]; `content` was read from `path`."""
     if not isinstance(content, dict) or key not in content:
-        raise UserError(f"{path}: {key!r} is missing")
+        raise UserError(f"{path}: {key!r} is missing; copy the file again")
     return content[key]

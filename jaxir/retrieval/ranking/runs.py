@@ -51,7 +51,8 @@ def write_run(
                 _check_field("document id", doc_id)
                 if not math.isfinite(score):
                     raise UserError(
-                        f"the score of document {doc_id!r} for query {query_id!r} is {score}, not finite"
+                        f"the score of document {doc_id!r} for query {query_id!r} is {score}: give finite"
+                        " scores"
                     )
                 if abs(score) > GREATEST:
                     what = f"the score {score!s} of document {doc_id!r} for query {query_id!r}"
