@@ -54,7 +54,7 @@ class How:
         return jnp.int8 if self.kind == "int8" else jnp.uint8
 
     def kept(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of the numbers of a parameter of `shape`."""
+        """Returns the shape of the quantised numbers of a parameter of `shape`."""
         return tuple(shape) if self.kind == "int8" else (*shape[:-2], shape[-2] // 2, shape[-1])
 
     def blocks(self, shape: Sequence[int]) -> tuple[int, ...]:

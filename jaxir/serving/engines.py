@@ -80,7 +80,7 @@ class DenseEngine:
         self._functions: dict[Tower, Function] = {
             tower: EMBED["query" if alike else tower] for tower in TOWERS
         }
-        self._variants: dict[int, FewShapes] = {}  # by number of prompt tokens that are not pooled
+        self._variants: dict[int, FewShapes] = {}  # key: number of prompt tokens that are not pooled
         self._lock = threading.Lock()  # protects `_variants`; each tower has a thread
         self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # number of truncated texts
 

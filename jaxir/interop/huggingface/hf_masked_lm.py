@@ -96,7 +96,7 @@ def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str
 
 
 def _name_of(codec: HuggingFace, ours: str) -> str:
-    """Returns the name in a folder of a parameter of the head."""
+    """Returns the name that a parameter of the head has in a folder."""
     return f"{codec.masked_lm[ours.partition('.')[0]]}.{'bias' if ours.endswith('bias') else 'weight'}"
 
 

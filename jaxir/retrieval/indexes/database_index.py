@@ -199,7 +199,8 @@ class DatabaseIndex(VectorIndex):
         if not len(queries):
             return scores, ids
         collection = self._opened()
-        if not self._counted:  # not in `_opened`, so that an interrupted update can be run again
+        # Counted here, not in `_opened`, so that an interrupted update can be run again.
+        if not self._counted:
             collection.require_count(self.info.count)
             self._counted = True
         found = collection.search(queries, k, self.info.settings["index_type"])

@@ -40,7 +40,7 @@ _LETTERS = _runs(
 _NUMBERS = _runs(_class("Numeric"), f"(?:{_JOINER})*", _class("MidNum", "MidNumLet", "Single_Quote"))
 _KATAKANA = _runs(_class("Katakana"), f"(?:{_JOINER})*")
 _PART = f"(?:{_KATAKANA}|(?:{_LETTERS}|{_NUMBERS})++)"
-_ALONE = rf"[\p{{Script=Han}}\p{{Script=Hiragana}}]{_MARKS}"  # a character is a word
+_ALONE = rf"[\p{{Script=Han}}\p{{Script=Hiragana}}]{_MARKS}"  # each of these characters is a word
 _DICTIONARY = r"\p{Line_Break=Complex_Context}++"  # Thai, Lao, Khmer, Burmese: Lucene does not divide these
 _EMOJI = (
     rf"(?:\p{{WB=Regional_Indicator}}{{2}}|[0-9#*]\ufe0f?\u20e3"

@@ -84,7 +84,7 @@ def _difference(place: Path, abstract: Any, sums: Mapping[str, int] | None) -> s
     try:
         with quiet_orbax():
             saved = _shapes(ocp.StandardCheckpointer().metadata(place).item_metadata.tree)
-    except Exception:  # the metadata are damaged, too
+    except Exception:  # the checkpoint's metadata are damaged, too
         return DAMAGED
     if saved == wanted or (sums is not None and saved.keys() != sums.keys()):
         return DAMAGED
