@@ -140,7 +140,7 @@ def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
         for batch in take(dataset.batches(batch_size=8, seed=0), 300)
     ]
     assert all(len(row) == 3 for batch in drawn for row in batch)
-    assert len(set(itertools.chain(*drawn))) == 20  # every one of the 6 choose 3
+    assert len(set(itertools.chain(*drawn))) == 20  # all 20 ways to choose 3 of 6 are drawn
     uses = np.bincount([j for batch in drawn for row in batch for j in row])
     assert uses.min() > 0.9 * uses.mean()  # uniform: 1,200 expected of each, standard deviation 25
     assert any(len(set(batch)) > 1 for batch in drawn)  # rows draw independently

@@ -186,7 +186,8 @@ def test_damaged_files_are_refused(damage, message, written, minilm, tmp_path):
     elif damage == "of another directory":
         content = (others / first.name).read_bytes()
     else:
-        content[content.index((25).to_bytes(8, "little")) + 40] ^= 1  # in the record of example 25
+        # Damages a byte in the record of example 25.
+        content[content.index((25).to_bytes(8, "little")) + 40] ^= 1
     first.write_bytes(content)
     with pytest.raises(UserError, match=rf"^{re.escape(str(copy))} is damaged: .*{message}"):
         list(itertools.islice(opened(copy, minilm).batches(batch_size=8, seed=0), COUNT // 8))

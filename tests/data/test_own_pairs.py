@@ -156,7 +156,7 @@ def test_ids_titles_and_negatives(made, tmp_path, capsys):
          "negatives": [f"context {n % 8}", f"wrong {n % 8}"] if n % 2 else [], "label": 1}
         for n, (q, _) in enumerate(ROWS)
     ]  # fmt: skip
-    records.append(records[3] | {"docid": "another id of d3"[:7]})  # the same pair
+    records.append(records[3] | {"docid": "another id of d3"[:7]})  # the same pair under another id
     out = made(write_jsonl(tmp_path / "a.jsonl", records), "--test=3", "--dev=3")
     said = capsys.readouterr().out
     assert "query = Question, passage = context, negatives = negatives, title = title, query_id = qid" in said

@@ -59,7 +59,7 @@ def test_equal_vectors_are_projected_to_a_point(dimension):
     """scikit-learn's t-SNE would crash the process if all vectors are equal."""
     one = np.random.default_rng(0).normal(size=dimension)
     same = np.tile(one / np.linalg.norm(one), (256, 1)).astype(np.float32)
-    same[::2] *= 1 + 1e-7  # rounding
+    same[::2] *= 1 + 1e-7  # lengths that differ by rounding
     np.testing.assert_array_equal(embedding_space.project(same), np.zeros((256, 2)))
 
 
@@ -81,7 +81,8 @@ def test_a_collapsed_model_is_analysed(folder, tmp_path):
     assert json.loads(json.dumps(found["opposite"].numbers()))["ratio"] is None
     analysis.draw(found, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figure1.png", "figure5.png", "figure6.png"]
-    plots.nearest({"ones": np.ones(50)}, tmp_path / "ones.png")  # once all edges were 1, with warnings
+    # Regression: all edges of the histogram were 1.
+    plots.nearest({"ones": np.ones(50)}, tmp_path / "ones.png")
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,8 @@ def test_a_cutoff_beyond_the_runs_depth_is_reported(files, folder, capsys):
     assert note in capsys.readouterr().out
     evaluate(**given, metrics="R@5 RR@3 AP")
     assert "more than" not in capsys.readouterr().out
-    whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]  # every document
+    # A run that has every document.
+    whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]
     (files / "cut.trec").write_text("".join(whole))
     evaluate(**given, metrics="R@100")
     assert "more than" not in capsys.readouterr().out

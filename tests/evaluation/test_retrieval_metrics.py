@@ -80,7 +80,7 @@ def test_scores_are_compared_in_float32():
 
 def test_identical_ids_policy():
     qrels = {"7": {"3": 1}, "3": {"4": 1}}
-    run = {"7": {"7": 2.0, "3": 1.0}, "3": {"4": 1.0}, "9": {"9": 1.0}}  # 9 is not judged
+    run = {"7": {"7": 2.0, "3": 1.0}, "3": {"4": 1.0}, "9": {"9": 1.0}}  # query 9 is not judged
     kept = evaluate_run(run, qrels, "RR")
     dropped = evaluate_run(run, qrels, "RR", identical_ids="drop")
     assert kept.per_query["RR"] == {"7": 0.5, "3": 1.0}

@@ -37,7 +37,7 @@ def test_a_words_probability_is_the_sum_over_its_subwords():
     for word, share in found:
         ids = tokenizer.encode_batch([word], max_length=64)[0][1:-1]
         assert share == pytest.approx(p[ids].sum())
-    assert len(tokenizer.encode_batch(["dedada"], max_length=64)[0]) > 3  # of several subwords
+    assert len(tokenizer.encode_batch(["dedada"], max_length=64)[0]) > 3  # a word of several subwords
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_the_command_draws_the_distributions_of_a_run(run, tmp_path, capsys):
     found = json.loads((tmp_path / "out" / "analysis.json").read_text())["models"]["CPDAE"]["words"]
     shown = [" ".join(word for word, _ in words) for words in found]
     assert shown == ["da de , hi hi mo !", "la le li lo dada"]
-    # In numpy, from arrays that Orbax reads.
+    # The expected values are computed in numpy from arrays that Orbax reads.
     (checkpoint,) = (run / "checkpoints").glob("[0-9]*")
     tree = ocp.StandardCheckpointer().restore((checkpoint / "auxiliary").absolute())["decoder"]
     w = {f"{a}.{b}": np.asarray(x, np.float64) for a, part in tree.items() for b, x in part.items()}

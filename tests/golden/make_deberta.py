@@ -166,7 +166,7 @@ def save_variants() -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    for name in (NAME, CROSS):  # transformers would read an old tokenizer.json
+    for name in (NAME, CROSS):  # remove them: transformers would read an old tokenizer.json
         shutil.rmtree(HERE / name, ignore_errors=True)
         (HERE / name).mkdir()
     encoder = transformers.DebertaV2Model(config()).eval()

@@ -69,17 +69,17 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
 def randomize(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         centre = 1.0 if parameter.ndim == 1 and "bias" not in name else 0.0
-        if model.config.model_type == "gemma3_text":  # its norms multiply by 1 + weight
+        if model.config.model_type == "gemma3_text":  # Gemma 3's norms multiply by 1 + weight
             centre = 0.0
         elif model.config.model_type == "embedding_gemma2_text" and name.endswith(
             ("q_norm.weight", "k_norm.weight")
         ):
-            centre = 0.4  # its logits are not divided by the root of the head's size
+            centre = 0.4  # this model's logits are not divided by the root of the head's size
         is_table = "embedding" in name or "shared" in name or "relative" in name
         stddev = 0.3 if parameter.ndim == 1 else 1.0 if is_table else parameter.shape[-1] ** -0.5
         parameter.data = centre + stddev * torch.randn_like(parameter)
     for name, buffer in model.named_buffers():
-        if name.endswith("layer_scalar"):  # of EmbeddingGemma 2
+        if name.endswith("layer_scalar"):  # a scale of EmbeddingGemma 2's layers
             buffer.copy_(torch.rand_like(buffer) + 0.5)
 
 

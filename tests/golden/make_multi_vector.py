@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.remove(str(HERE))  # it has a folder peft, which is not the package
+sys.path.remove(str(HERE))  # this directory has a folder peft, which would hide the package
 PLACE, WIDTH = HERE / "multi_vector", 32
 QUERIES = [
     "a cat",
@@ -117,7 +117,7 @@ def of_sentence_transformers() -> None:
         Normalize(module_input_name="token_embeddings"),
         dense(WIDTH, 20, bias=True, activation_function=torch.nn.GELU(), use_residual=True),
         dense(20, 20, bias=True, activation_function=torch.nn.Tanh(), use_residual=True),
-        Normalize(),  # normalises a vector of the text, which there is none of
+        Normalize(),  # without effect: there is no vector of the whole text
     ]
     save(PLACE / "several", several)
     save(PLACE / "unmasked", modules(query_expansion=CLASSIC))
@@ -198,7 +198,7 @@ def losses_of_sentence_transformers() -> None:
             },
             "xtr_kl": losses.MultiVectorDistillKLDivLoss(Given(), similarity_fct=scoring.XTRKDScores(16)),
         },
-        factors={"kl": 4.0},  # it multiplies by the temperature squared
+        factors={"kl": 4.0},  # this loss multiplies by the temperature squared
     )
 
 

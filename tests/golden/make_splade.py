@@ -53,7 +53,7 @@ def main() -> None:
         )
         modules = [transformer, SpladePooling(pooling, activation)]
         model = SparseEncoder(modules=modules, device="cpu", similarity_fn_name="dot").eval()
-        modules[1].train()  # in evaluation it overwrites what gradients need
+        modules[1].train()  # in evaluation mode the module overwrites values that gradients need
         for loss_name, (loss, labels) in losses_of(model).items():
             features = [model.preprocess(column) for column in COLUMNS]
             model.zero_grad()

@@ -18,7 +18,7 @@ for absent in ("jax", "jaxlib", "flax", "orbax", "jaxir", "tokenizers", "sentenc
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-DTYPES = {"ids": tf.int32, "token_types": tf.int32}  # others are texts
+DTYPES = {"ids": tf.int32, "token_types": tf.int32}  # inputs of other names are texts
 
 
 def main(folder: Path) -> None:

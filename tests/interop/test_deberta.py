@@ -120,7 +120,7 @@ def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
 
 def test_a_long_text_has_the_tokens_that_the_tokenizer_gives(tmp_path):
     tokenizer, text = Tokenizer.load(GOLDEN), "  the cat sat.  on the\tmat, and cats eat\n\nmice " * 300
-    assert tokenizer._cut(text, 500) == text[:501]  # no more of it is read than is needed
+    assert tokenizer._cut(text, 500) == text[:501]  # only as much of the text as needed is read
     whole = tokenizer.encode_batch([text], max_length=100_000)[0]
     cut = tokenizer.encode_batch([text], max_length=64)[0]
     assert len(whole) > 5000 and cut.tolist() == [*whole[:63], whole[-1]]

@@ -71,7 +71,7 @@ def test_mt5_is_t5_1_1_under_another_name(tmp_path):
     folder = edited(GOLDEN / "t5_1_1", tmp_path, model_type="mt5", feed_forward_proj=...)
     read, expected = hf.read_encoder(folder), hf.read_encoder(GOLDEN / "t5_1_1")
     assert read.config == expected.config and read.params.keys() == expected.params.keys() != set()
-    change(folder / "config.json", model_type="umt5")  # a bias in each layer
+    change(folder / "config.json", model_type="umt5")  # umt5 has a bias in each layer
     with pytest.raises(UserError, match="'umt5' is not supported"):
         hf.read_encoder(folder)
 

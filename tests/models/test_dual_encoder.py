@@ -204,7 +204,7 @@ def test_encode_together_equals_encode(kind, remat, sharing):
     for a, b in zip(*(jax.tree.leaves(r) for r in results), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * largest)
     plain = towers(kind, sharing=sharing, **changes).encode_together(texts())
-    assert np.abs(plain[0] - results[0][1][0]).max() > 1e-3  # dropout was on
+    assert np.abs(plain[0] - results[0][1][0]).max() > 1e-3  # guard: dropout was on
 
 
 def test_weights_travel_once_for_both_towers():

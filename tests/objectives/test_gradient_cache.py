@@ -61,7 +61,7 @@ def test_replays_the_random_numbers_of_dropout():
     cached = value_and_grad(Contrastive(chunks=chunks), model, batch, key)
     assert_same(cached, direct)
     without = nnx.jit(lambda model: Contrastive()(model, batch)[0])(model)
-    assert abs(float(cached[0] - without)) > 1e-3  # dropout was on
+    assert abs(float(cached[0] - without)) > 1e-3  # guard: dropout was on
 
 
 def test_four_devices_equal_one_and_no_row_moves():

@@ -71,7 +71,7 @@ def test_products_of_a_step_equal_a_hand_count():
         attention = BATCH * HEADS * length * length * K * 2
         positions = HEADS * 32 * length * length  # a one-hot product, once for all layers
         expected += 2 * (LAYERS * (dense + attention) + BATCH * E * D + positions)
-    expected += 2 * 2 * BATCH * BATCH * D  # query by passage, query by query
+    expected += 2 * 2 * BATCH * BATCH * D  # products of queries with passages and with queries
     assert forward == expected
 
 
@@ -260,7 +260,8 @@ def test_remat_recomputes_the_products_of_its_policy(chunks):
     attention = linear = 0
     for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
         attention += 2 * LAYERS * 2 * BATCH * HEADS * length * length * K
-        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)  # except a block's last
+        # All products except a block's last.
+        linear += 2 * LAYERS * BATCH * length * (4 * E * HEADS * K + 2 * E * F)
     assert flops[1] - flops[0] == attention
     assert flops[2] - flops[1] == linear
 
@@ -292,7 +293,8 @@ def chip(room: float) -> targets.Chip:
 
 
 def test_float32_products_of_gpus_count_as_tf32(gpu):
-    assert gpu.costs.work.single_flops > 0.9 * gpu.costs.work.flops  # in the partitioned program
+    # Most products of the partitioned program are float32.
+    assert gpu.costs.work.single_flops > 0.9 * gpu.costs.work.flops
     for dtype, least, most in (("float32", 0.9, 1.0), ("bfloat16", 0.0, 0.2)):
         step = small_step(config(dtype=dtype))
         done = traced(step.function, step)

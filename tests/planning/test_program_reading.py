@@ -196,7 +196,7 @@ def test_loop_reads_slices_of_its_stack():
 
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((e, e), (n, e, e))]
     moved = work.compiled(hlo.parse(jax.jit(function).lower(*shapes).compile().as_text())).bytes
-    once = n * e * e * 4  # every layer, read
+    once = n * e * e * 4  # bytes of all layers, each read once
     # An iteration copies a layer out and multiplies with it; it does not read the whole stack.
     assert 2 * once < moved < 10 * once
 

@@ -74,10 +74,10 @@ def test_positives_and_their_duplicates_are_not_mined(folder, capsys):
 
 
 def test_queries_of_one_text_share_their_positives(folder, toy):
-    """In any split, whether the split that is mined judges them or not."""
+    """This holds for positives of any split, whether the mined split judges them or not."""
     queries = [{"_id": f"q{i}", "text": "Question  0" if i in (1, 9) else f"question {i}"} for i in range(10)]
     toy.write_jsonl(folder / "queries.jsonl", queries)
-    answers = ["d0", "d2", "d8", "d30"]  # of q0, q1 and, in another split, q9
+    answers = ["d0", "d2", "d8", "d30"]  # positives of q0, q1 and, in another split, q9
     write_ranked(folder, {"q0": answers, "q1": answers})
     assert mine(folder, negatives=100) == {"q0": ["d30"], "q1": ["d30"]}
 

@@ -71,7 +71,7 @@ def test_hnsw_is_used_and_returns_all_results(tmp_path, toy, uri, vectors, ids):
     _, expected = toy.nearest(vectors, ids, vectors[:50], 10)
     PgvectorIndex.build(vectors, ids, uri=uri, index_type="HNSW").save(tmp_path / "index")
     index = load_index(tmp_path / "index")
-    index._opened()._ask("SET enable_seqscan = off")  # which is quicker for so few vectors
+    index._opened()._ask("SET enable_seqscan = off")  # sequential scans are quicker for so few vectors
     found = index.search(vectors[:50], 10)[1]
     assert np.mean([len({*a} & {*b}) / 10 for a, b in zip(found, expected, strict=True)]) > 0.9
     assert len(index.search(vectors[:1], 1500)[1][0]) == 1500, "more than pgvector's largest ef_search"

@@ -222,7 +222,7 @@ def test_a_run_without_best_json_is_opened_by_its_newest_checkpoint_with_one_war
     tmp_path, stopped, capfd
 ):
     run_dir = Path(shutil.copytree(stopped, tmp_path / "run"))
-    (run_dir / "jaxir.json").write_text("{}")  # `train` writes it, and the loop does not
+    (run_dir / "jaxir.json").write_text("{}")  # the command `train` writes this file, the loop does not
     best = run_dir / "checkpoints" / "best.json"
     assert checkpoint_of(run_dir).name == str(json.loads(best.read_text())["step"])
     best.unlink()

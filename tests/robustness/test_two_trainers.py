@@ -72,7 +72,7 @@ def test_the_second_of_two_trainers_is_refused_and_the_first_finishes(tmp_path, 
     run_dir = tmp_path / "run"
     first = start(str(run_dir))
     wait_for((run_dir / "checkpoints" / "7").is_dir, first)
-    first.send_signal(signal.SIGSTOP)  # so that it does not finish before the other begins
+    first.send_signal(signal.SIGSTOP)  # pause the first, so that it does not finish before the second begins
     second = start(str(run_dir))
     _, said = second.communicate(timeout=280)
     assert second.returncode == 1 and f"error: another process trains in {run_dir}: wait for it, or" in said

@@ -83,7 +83,7 @@ def test_second_writer_is_refused_before_reading(command, name, kind, tmp_path, 
     assert not (tmp_path / "out").exists()
     holder.kill()
     holder.wait()
-    if command != "pydocs":  # it needs no input and would run for a minute
+    if command != "pydocs":  # pydocs needs no input and would run for a minute
         assert cli.main(module, [*flags, f"--{name}={tmp_path}/out"]) == 1
         assert "another process" not in capsys.readouterr().err
         assert [p.name for p in tmp_path.iterdir()] == ["link"], "nothing is left of the lock"

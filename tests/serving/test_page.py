@@ -99,7 +99,7 @@ def test_documents_open_by_keyboard(page, world):
         page.keyboard.press("ArrowDown")
     assert len(seen) == page.locator("section").nth(2).locator("li").count()
     if world.second_kind == "sparse":
-        assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last one is beyond the snippet
+        assert seen["xss"] == ["w1", "w5", "joins", "end"]  # the last match is beyond the snippet
     page.keyboard.press("ArrowLeft")
     expect(page.locator("section").nth(1).locator(".open:focus")).to_have_count(1)
     page.keyboard.press("Escape")

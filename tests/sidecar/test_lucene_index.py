@@ -110,7 +110,7 @@ def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_c
         assert opened.search(["dog"], 3)[1] == before == [["dog"]]
         assert opened.documents["dog"].title == "Dogs"
         with pytest.raises(UserError, match="lucene was replaced while it was in use; open it again"):
-            opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # not opened before
+            opened.ranked_by(Bm25(k1=2.0)).search(["dog"], 3)  # the index was not opened with this k1 before
         if Path(index).exists():
             assert load_index(index).search(["dog"], 3)[1] == [["wolf"]]
             shutil.rmtree(index)

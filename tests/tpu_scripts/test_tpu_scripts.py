@@ -52,7 +52,7 @@ def test_a_slice_is_created_used_and_deleted(cloud):
 
 @pytest.mark.slow
 def test_after_a_preemption_the_same_command_resumes_on_a_new_slice(cloud):
-    cloud.ok("resume.sh")  # without a slice
+    cloud.ok("resume.sh")  # works without a slice, too
     cloud.until_waiting()
     first = next(c for c in cloud.calls("ssh") if "worker.sh start" in str(c))
     cloud.preempt()

@@ -118,7 +118,7 @@ def test_texts_are_the_same_on_all_devices_and_a_shape_is_compiled_once(how):
     one, all_ = (Generator(loaded, spec="x", devices=jax.devices()[:n]) for n in (1, jax.device_count()))
     assert all_.runner.partitioner.mesh.size == jax.device_count() > 1
     assert all_.generate(texts, how) == one.generate(texts, how)
-    # Settings that are equal share a program.
+    # Equal settings share a program.
     program, again = (all_.runner.program(_generate_function(x)) for x in (how, dataclasses.replace(how)))
     assert program is again
     shapes = set(program.executables)

@@ -24,7 +24,7 @@ def test_resumed_log_has_every_step_once(tmp_path):
     log.checkpoint(None)
     log.close()
     with (tmp_path / "log.jsonl").open("a") as file:
-        file.write('{"step": 20, "lo')  # killed while writing
+        file.write('{"step": 20, "lo')  # a process was killed while it wrote this line
     log = RunLog(tmp_path, start_step=10, run="a")
     log.write(15, {"loss": 7.0})
     log.close()

@@ -103,7 +103,7 @@ def test_query_reranker_learns_the_better_expansion(folder, tmp_path, kind):
     assert rerank(folder, kind, run, tmp_path / "best.jsonl") == 0
     ranks = np.array([some.ranks[0] or 101 for some in read_candidates(tmp_path / "best.jsonl")])
     assert np.mean(ranks == 2) > 0.9
-    # The best checkpoint is the one that chooses best, and the command finds the same.
+    # The best checkpoint has the best choices, and the command measures the same values.
     found = {line["step"]: line for line in log(run) if "dev/mean_rank" in line}
     best = json.loads((run / "checkpoints/best.json").read_text())
     assert best["value"] == min(line["dev/mean_rank"] for line in found.values()) == np.mean(ranks)

@@ -85,17 +85,17 @@ WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num
         (SAVED, SAVED | OTHER, "was trained with auxiliary modules that started with other values"),
         ({}, ARRAYS, "was trained with auxiliary.bias=nothing, not [] float32;"),
         (ARRAYS, {}, "was trained with auxiliary.bias=[] float32, not nothing;"),
-        # Earlier versions recorded only a hash of the auxiliary,
+        # Earlier versions recorded only a hash of the auxiliary.
         ({"auxiliary": "1 arrays a"}, ARRAYS, None),
         ({"auxiliary": "1 arrays b"}, ARRAYS, "was trained with auxiliary modules that started with other"),
         ({"auxiliary": "1 arrays b"}, {}, "was trained with auxiliary modules, but now the objective has"),
-        # only the first batch of the data,
+        # Earlier versions recorded only the first batch of the data.
         ({"data": "64 examples 0123456789abcdef"}, {"data": "64 pairs"}, "was started by an earlier jaxir,"),
         ({"dev": f"{NDCG} examples 0123456789abcdef"}, {"dev": f"{NDCG} pairs"}, "was started by an earlier"),
-        # distractors with a dev loss,
+        # Earlier versions recorded distractors with a dev loss.
         ({"dev": "loss on 21 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, None),
         ({"dev": "loss on 20 pairs, 40 distractors"}, {"dev": "loss on 21 pairs"}, "was trained with dev="),
-        # and not how texts were written.
+        # Earlier versions did not record how texts were written.
         ({"dev": "EM on 8 questions, hash a"}, WRITTEN, None),
         ({"dev": "EM on 8 questions, hash b"}, WRITTEN, "was trained with dev="),
         ({"dev": None}, WRITTEN, "was trained with dev="),
