@@ -40,7 +40,8 @@ def main() -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output goes to `head`
             print(overview(prog))
             return 0
-        command, arguments = arguments[0], [*arguments[1:], "--help"]  # as in `jaxir help expand generate`
+        # For example `jaxir help expand generate`.
+        command, arguments = arguments[0], [*arguments[1:], "--help"]
     command = command.removeprefix("jaxir.")
     names = [name for group in COMMANDS.values() for name in group]
     if command not in names:

@@ -127,7 +127,8 @@ def name_models(models: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
-        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():  # not NAME=MODEL
+        # A directory whose name has "=" is not NAME=MODEL.
+        if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():
             name, equals = text, ""
         if name in named:
             raise UserError(f"--models has {name!r} twice; give each model its own name: NAME=MODEL")

@@ -71,7 +71,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
         # gin raises copies of errors, which lack errno and path; find the original error.
         error = next(e for e in causes(error, implicit=True) if "In call to configurable" not in str(e))
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
-            drop(sys.stdout.fileno())  # Otherwise writing the buffer would fail again at exit.
+            drop(sys.stdout.fileno())  # Discard the buffer, because writing it would fail again at exit.
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status

@@ -36,7 +36,7 @@ def unwinding_on_sigterm() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != owner:  # in a library's forked process, which has nothing to clean up
+        if os.getpid() != owner:  # a library's forked process, which has nothing to clean up
             os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated
 

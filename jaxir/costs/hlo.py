@@ -84,7 +84,8 @@ class Program:
     """A compiled program."""
 
     entry: str  # name of the computation that runs first
-    computations: dict[str, dict[str, Instruction]]  # by name; each maps names to instructions in order
+    # Computations by name; each maps names to instructions in order.
+    computations: dict[str, dict[str, Instruction]]
     endless: list[str] = dataclasses.field(default_factory=list)  # loops with an unknown number of iterations
     turns: int = 1  # the number of iterations assumed for `endless` loops
 

@@ -57,7 +57,7 @@ class _Queue:
     """The transfers of one resource, which run one after another in the order of their starts."""
 
     def __init__(self):
-        self.transfers: dict[str, _Transfer] = {}  # by name, in the order of their starts
+        self.transfers: dict[str, _Transfer] = {}  # transfers by name, in the order of their starts
 
     def spend(self, seconds: float, carrying: Collection[str] = ()) -> None:
         """Advances the transfers while other work runs."""

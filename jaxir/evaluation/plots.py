@@ -133,7 +133,8 @@ def _laid_out(texts: Sequence[Sequence[tuple[str, float]]]) -> list[tuple[str, i
 def _edges(samples: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the edges of 40 histogram bins, from the minimum cosine similarity, rounded down, to 1."""
     low = min(float(np.min(values)) for values in samples)
-    return np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)  # from 0.95 if all cosines are 1
+    # The bins begin at 0.95 if all cosines are 1.
+    return np.linspace(min(np.floor(low * 20) / 20, 0.95), 1.0, 41)
 
 
 def _histograms(axes: Axes, samples: Mapping[str, np.ndarray], edges: np.ndarray) -> None:

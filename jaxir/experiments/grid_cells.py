@@ -61,7 +61,7 @@ class Cell:
     seed: int
     directory: Path
     commands: Commands
-    identity: tuple[str, ...]  # its commands without judges, independent of where grid and data are stored
+    identity: tuple[str, ...]  # the cell's commands without judges and without the places of grid and data
     # What these commands read: name -> hash of the content.
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)  # judge -> hash of its data

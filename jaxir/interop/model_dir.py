@@ -353,7 +353,7 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str, Any]:
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
-    # These may come from a dual encoder.
+    # Models of these kinds may start from a dual encoder.
     kind = None if kind in ("cross_encoder", "multi_vector_encoder", "sparse_encoder") else kind
     try:
         if isinstance(config, SparseEncoderConfig):

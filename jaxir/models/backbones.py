@@ -361,7 +361,7 @@ def register(config: C) -> C:
             f"the backbone {config.__module__}.{config.__qualname__} lacks {', '.join(missing)}"
             " (docs/adding_a_backbone.md)"
         )
-    parameters = vars(config).get("__dataclass_params__")  # of this class, not of a base class
+    parameters = vars(config).get("__dataclass_params__")  # the parameters of this class, not of a base class
     if parameters is None or not parameters.frozen:
         raise TypeError(
             f"the backbone {config.__module__}.{config.__qualname__} is not a frozen dataclass: write"

@@ -35,7 +35,7 @@ from jaxir.training.step import train_state as state_lib
 class Planned:
     """A recipe, and everything that determines its training step."""
 
-    recipe: Recipe  # with defaults filled in, so that its number of steps is known
+    recipe: Recipe  # the recipe with defaults filled in, so that its number of steps is known
     config: DualEncoderConfig  # the model
     settings: EncoderSettings  # maximum lengths of texts
     partitioner: Partitioner

@@ -60,7 +60,7 @@ class Service:
             elif first.name not in self.engines:
                 alike = {o.name: o.index for o in self.opened if o.searcher.encoder is encoder}
                 self.engines |= dict.fromkeys(alike, DenseEngine(encoder, alike, k=limits.k))
-        self._model_engine: DenseEngine | TokenEngine | None = None  # of a model without an index
+        self._model_engine: DenseEngine | TokenEngine | None = None  # the engine of a model without an index
         if model is not None:
             name = served_name(model.spec or "model")
             self._model_engine = (

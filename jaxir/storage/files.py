@@ -297,7 +297,7 @@ def _replace(old: Path, new: Path) -> None:
 def _prepare_gcsfs() -> None:
     """Makes etils use gcsfs instead of TensorFlow, without a cache of listings."""
     os.environ.setdefault("EPATH_USE_TF", "false")
-    # Otherwise gcsfs requests each bucket's kind (flat or hierarchical) from a control service over gRPC.
+    # Keep gcsfs from requesting each bucket's kind (flat or hierarchical) from a control service over gRPC.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     import fsspec.config
     import gcsfs  # noqa: F401 (fsspec would import it later, with a less clear error)
@@ -305,6 +305,6 @@ def _prepare_gcsfs() -> None:
 
     # TensorStore writes to the same buckets, and a cache of listings would miss the new objects.
     fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-    gpath._is_tf_installed.cache_clear()  # its result is cached if a local path was used before
-    for name in ("gcsfs", "google.auth"):  # Their warnings repeat the error that is raised next.
+    gpath._is_tf_installed.cache_clear()  # etils caches this result if a local path was used before
+    for name in ("gcsfs", "google.auth"):  # Warnings of these libraries repeat the error that is raised next.
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -159,5 +159,5 @@ class Lease:
             return None
         try:
             return _Found(blob.generation, json.loads(blob.download_as_bytes(**self._how)))
-        except NotFound:  # This generation was replaced meanwhile.
+        except NotFound:  # Another process replaced this generation of the lease meanwhile.
             return self._read()

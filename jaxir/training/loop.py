@@ -98,7 +98,8 @@ class Run:
                 lambda: train_state.put_into(self.loaded.model, self.plan.whole(self.state.params))
             )
             if ended := self._ended(self.start):
-                directory.begin(self.loaded, on_start)  # also restores damaged or missing files
+                # Also restores files of the run that are damaged or missing.
+                directory.begin(self.loaded, on_start)
                 directory.mark_complete(ended)
                 return self._result(self.start, None)
             ahead = prefetch(
@@ -210,7 +211,7 @@ class Run:
                 "figures": planned(step, partitioner) if jax.process_index() == 0 else {},
             }
         if self.suite.evaluators:
-            self.suite.bench.objective = objective  # with the chosen number of chunks per batch
+            self.suite.bench.objective = objective  # the objective has the chosen number of chunks per batch
             with timed("compiling the evaluation"):
                 self.suite.bench.compile(plan)
             self.suite.try_out(self.state)

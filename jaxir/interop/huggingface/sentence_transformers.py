@@ -261,7 +261,7 @@ def _parts_of(model: StoredModel, tower: str) -> list[_Part]:
     kinds = {"dense": "Dense", "layer_norm": "LayerNorm", "normalize": "Normalize"}
     for i, module in enumerate(config.after_pooling):
         if module.kind == "truncate" and i == len(config.after_pooling) - 1:
-            continue  # not a module: the folder's truncate_dim
+            continue  # truncation is not a module but the folder's truncate_dim
         if module.kind == "truncate":
             raise UserError(
                 "a sentence-transformers folder truncates only the last vector: export to onnx or saved_model"

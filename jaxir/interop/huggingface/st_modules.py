@@ -150,7 +150,8 @@ def read_token_modules(
         if kind == "Normalize":
             content = read_optional_json(path)
             if content.get("module_input_name") in (None, _VECTOR):
-                continue  # it normalises a vector of the text, which such a model does not have
+                # This module normalises a vector of the text, which a multi-vector model does not have.
+                continue
             _check_names(content, path, _TOKENS)
             found.append(AfterPooling(kind="normalize"))
         else:

@@ -64,7 +64,7 @@ def read(directory: Path) -> StoredModel:
         {**defaults, **content}.get("query_expansion"), path, tokenizer, transformer.query_max_length
     )
     if mask is None and expansion is not None and not expansion.attend:
-        expansion = None  # its tokens would be neither attended nor scored
+        expansion = None  # further tokens would be neither attended nor scored
     try:
         config = MultiVectorConfig(
             backbone=encoder.config,

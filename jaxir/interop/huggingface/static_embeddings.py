@@ -79,7 +79,7 @@ def write(directory: Path, model: StoredModel, *, tower: str) -> None:
     table[[0, pad_id]] = table[[pad_id, 0]]
     write_tensors(directory / SINGLE, {_TABLE: table})
     model.tokenizer.save(directory)
-    (directory / _CONFIG).unlink()  # it names the padding token, which such folders do not have
+    (directory / _CONFIG).unlink()  # this file names the padding token, which such folders do not have
     length = hf.length_of(model, tower)
     if length < _LENGTH:
         content = read_json(directory / _JSON, dict[str, Any])

@@ -63,7 +63,7 @@ class MultiVectorEncoder:
     def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
         self.model, self.tokenizer, self.settings = loaded.model, loaded.tokenizer, loaded.settings
         self.fingerprint, self.spec, self.step = loaded.fingerprint, spec, loaded.step
-        self.weights = None  # its weights are never quantised
+        self.weights = None  # a multi-vector encoder's weights are never quantised
         self.dimension: int = loaded.model.config.dimension
         self.similarity_fn_name: str = loaded.model.config.similarity
         self.runner = Runner(loaded.model, MeshConfig().build(local_devices()), batch_tokens=batch_tokens)

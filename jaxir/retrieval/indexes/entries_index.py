@@ -38,7 +38,7 @@ class EntriesIndex(VectorIndex):
                 f"the {entries.engine} engine takes one vector per document: give --backend=exact or scann"
             )
         names = [document_of(entry) for entry in entries.ids]
-        counts = collections.Counter(names)  # in the order of the entries
+        counts = collections.Counter(names)  # number of entries of each document, in the order of the entries
         self.entries, self._most = entries, max(counts.values())
         info = dataclasses.replace(
             entries.info,

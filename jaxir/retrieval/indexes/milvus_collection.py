@@ -250,7 +250,7 @@ class _Embedded:
             ) from None
         except OSError as error:
             raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
-        except Exception as error:  # from milvus_lite, json or pyarrow
+        except Exception as error:  # an error of milvus_lite, json or pyarrow
             raise UserError(f"{path} is damaged: {error}; build the index again") from None
         closing = contextlib.ExitStack()
         sockets = closing.enter_context(temporary_directory())
@@ -295,7 +295,7 @@ def _pymilvus() -> ModuleType:
     """Imports pymilvus, which takes seconds, without its side effects on the rest of the process."""
     configure, environment = logging.config.dictConfig, dict(os.environ)
     logging.config.dictConfig = lambda config: None  # pymilvus would close all logging handlers
-    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # otherwise pymilvus reads a file .env
+    os.environ["PYTHON_DOTENV_DISABLED"] = "1"  # keep pymilvus from reading a file .env
     os.environ.pop(PLACE, None)  # pymilvus fails on a URI that it cannot parse
     try:
         import pymilvus

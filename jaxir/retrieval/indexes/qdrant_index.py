@@ -57,7 +57,7 @@ class QdrantCollection:
                     url=uri,
                     api_key=_key(uri),
                     timeout=ANSWER_SECONDS,
-                    check_compatibility=False,  # it would only print a warning
+                    check_compatibility=False,  # the check would only print a warning
                 )
             self._finalizer = weakref.finalize(self, self._client.close)
         elif not new and not Path(uri).is_dir():
@@ -282,7 +282,7 @@ class _Local:
                 f"{path} is open in another process: a local Qdrant serves one process at a time; stop the"
                 " other process, or use a server"
             ) from None
-        except Exception as error:  # from json, sqlite3 or pickle
+        except Exception as error:  # an error of json, sqlite3 or pickle
             raise UserError(f"{path} cannot be opened as a local Qdrant: {error}") from None
         weakref.finalize(self, self.client.close)
 

@@ -48,7 +48,7 @@ def stored_vectors(
         for part in pieces([stored], BLOCK):
             if multipliers is not None:
                 vectors = part / multipliers
-            elif storage == "bfloat16":  # its bits are the upper half of a float32
+            elif storage == "bfloat16":  # a bfloat16's bits are the upper half of a float32
                 vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             else:
                 vectors = part

@@ -180,7 +180,8 @@ def build_tuned(
             raise UserError("the embeddings do not name the model that made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         encoder = DualEncoder.load(model, weights=info.weights)
-        stored.require_model(encoder)  # its name is not enough: it may have been trained further
+        # The model's name is not enough: the model may have been trained further.
+        stored.require_model(encoder)
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}
     if target is None and vectors is None and info.count == 1:

@@ -150,7 +150,8 @@ def plan_state(
     trained, trained_layout = plan.trained(params, aux_params), plan.trained(layout, aux_layout)
     for path, x in jax.tree_util.tree_leaves_with_path(trained):
         if x.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator=".")  # as patterns of `frozen` match it
+            # The name that patterns of `frozen` match.
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
             raise UserError(
                 f"the parameter {name} is {x.dtype} {list(x.shape)}, but only float32 is trained: convert it"
                 " or freeze it (frozen)"
