@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda i: (i.get_closest_marker("long") is None, serving not in i.path.parents))
 
 
-EXPECTED_SKIPS = ("a CPU that multiplies bfloat16 numbers is needed",)  # in `.ci/run`
+EXPECTED_SKIPS = ("a CPU that multiplies bfloat16 numbers is needed",)  # skips that are allowed in `.ci/run`
 
 
 @pytest.hookimpl(trylast=True)

@@ -23,7 +23,7 @@ DEFAULTS = {
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Java starts faster
     "TF_CPP_MIN_LOG_LEVEL": "2",
     "HF_HUB_OFFLINE": "1",
-    "XDG_CACHE_HOME": str(CACHE / "xdg"),  # not the user's own cache
+    "XDG_CACHE_HOME": str(CACHE / "xdg"),  # a cache of the tests, not the user's
 }
 quick = "" if AS_USERS_COMPILE else QUICK_XLA_FLAGS
 FIXED = {

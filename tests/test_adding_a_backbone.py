@@ -110,7 +110,7 @@ def test_configuration_that_is_no_dataclass_is_refused(monkeypatch):
 
 
 def test_pages_backbone_equals_transformers(tmp_path, monkeypatch):
-    """It has grouped heads, a causal mask and RoPE; its weights are read and written by its table."""
+    """The backbone has grouped heads, a causal mask and RoPE; a table reads and writes its weights."""
     (tmp_path / "granite.py").write_text(re.search(r"```python\n(.*?)^```", PAGE, re.M | re.S)[1])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(backbones, "_KINDS", dict(backbones._KINDS))

@@ -25,7 +25,8 @@ cli.end(cli.main("jaxir.quickstart:quickstart", example=""))
 def quickstart(output, recipe) -> str:
     done = subprocess.run(
         [sys.executable, "-c", WITH_ANOTHER_RECIPE, f"--output={output}", str(recipe)],
-        env=os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},  # as users run it
+        # Without the tests' settings, as users run it.
+        env=os.environ | {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
         capture_output=True,
         text=True,
         timeout=1500,

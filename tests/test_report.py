@@ -25,9 +25,9 @@ def figures_of(text: str) -> dict:
 def module():
     spec = importlib.util.spec_from_file_location("report_script", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its NamedTuple resolves types there
+    sys.modules[spec.name] = module  # NamedTuple resolves the script's types in its module
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)  # as for a script
+        patch.syspath_prepend(SCRIPT.parent)  # the directory that Python adds for a script
         spec.loader.exec_module(module)
         yield module
 

@@ -204,7 +204,7 @@ def test_passages_are_read_with_their_chosen_query(collection, minilm):
     for before, after in zip(theirs["passage_ids"], ours["passage_ids"], strict=True):
         document, text = before[before != 0], after[after != 0]
         assert text[0] == cls and text[-1] == sep and np.array_equal(text[: len(document)], document)
-        if "three" in minilm.decode(document):  # it has no generated query
+        if "three" in minilm.decode(document):  # this document has no generated query
             assert np.array_equal(text, document)
         else:
             assert len(text) > len(document) and cls not in text[1:]

@@ -61,7 +61,7 @@ SEVERAL = {
             {"lines_each": 2},
             {"d1": ["a", "b"], "d2": ["c", "d"], "d3": ["e", "f"]},
         ),
-        (PIECES, {}, {"d1": ["a"], "d2": ["b"], "d3": ["c"]}),  # in the order of the numbers
+        (PIECES, {}, {"d1": ["a"], "d2": ["b"], "d3": ["c"]}),  # files are read in the order of their numbers
     ],
     ids=["records", "gzip", "files of records", "samples", "tabs", "several lines", "pieces"],
 )

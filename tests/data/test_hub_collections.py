@@ -202,7 +202,7 @@ def test_excluded_documents_are_left_out_of_runs_and_scores(tmp_path, capsys):
 
 
 def test_excluded_documents_are_left_out_of_runs_from_elsewhere(tmp_path, capsys):
-    """Without that, d2 and d3 would be before the relevant d1."""
+    """If d2 and d3 were not left out, they would be before the relevant d1."""
     folder = shutil.copytree(folder_of(hub_folders.bright(tmp_path / "set")), tmp_path / "folder")
     run = tmp_path / "run.trec"
     run.write_text("".join(f"q1 Q0 {d} {n} {9 - n} theirs\n" for n, d in enumerate(("d2", "d3", "d1"), 1)))

@@ -114,7 +114,7 @@ def test_a_shortened_mixture_has_one_length_that_cuts_no_text(minilm, sources):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("rates", RATES)
 def test_batches_are_a_function_of_seed_and_step(minilm, sources, rates, packed, monkeypatch):
-    monkeypatch.setattr(mixture_module, "_STEPS_AT_ONCE", 16)  # so that resumes count several blocks
+    monkeypatch.setattr(mixture_module, "_STEPS_AT_ONCE", 16)  # small, so that a resume counts several blocks
     monkeypatch.setattr(mixture_module, "_SMALLEST_BLOCK", 16)
     mixture = Mixture(sources=sources, mix_within_batch=packed, **rates)
     first, second = (mixture.build(minilm, PAIRS) for _ in range(2))
@@ -184,7 +184,7 @@ def test_the_fingerprint_covers_all_sources_and_how_they_are_mixed(minilm, sourc
 
 def test_a_mixture_depends_on_the_number_of_processes_if_a_source_does(minilm, sources):
     plain, other = (s.build(minilm, PAIRS) for s in sources[:2])
-    other.order_depends_on_parts = True  # like a SeqIO task
+    other.order_depends_on_parts = True  # pretends to be a SeqIO task, whose order depends on the processes
     assert not MixtureDataset({"a": plain}, rates=None).order_depends_on_parts
     assert MixtureDataset({"a": plain, "b": other}, rates=None).order_depends_on_parts
 

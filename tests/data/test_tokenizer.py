@@ -47,7 +47,8 @@ def test_truncation_keeps_the_special_tokens_and_ignores_the_files_own_settings(
     (long,), (short,) = (minilm.encode_batch([words], max_length=n) for n in (300, 6))
     assert len(long) == 300 and long[-1] == 102
     assert short.tolist() == [101, 2028, 2048, 2093, 2176, 102]
-    assert len(minilm.encode_batch(["one"], max_length=300)[0]) == 3  # not padded to 128
+    # The tokenizer's own padding to 128 is ignored.
+    assert len(minilm.encode_batch(["one"], max_length=300)[0]) == 3
 
 
 def test_sentencepiece_appends_eos(sentencepiece_folder):

@@ -35,7 +35,7 @@ def test_grid_end_to_end(tmp_path, grid_flags):
     assert found["mean"] == pytest.approx(scores["metrics"]["RR"])
     assert len(scores["per_query"]["RR"]) == 8
 
-    for name in ("commands.txt", "inputs.json"):  # like runs that a user typed
+    for name in ("commands.txt", "inputs.json"):  # imitates runs that a user typed
         (pair / name).unlink()
     other = run("--objectives=pair", "--steps=20")
     assert other.returncode == 1 and other.stderr.count("\n") == 1

@@ -235,7 +235,7 @@ def test_killed_command_is_a_failure(tmp_path):
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(128 + signal.SIGTERM)"])
 def test_command_stopped_from_outside_stops_the_grid(tmp_path, ends):
-    """Otherwise the grid would start the next cell of what a user or a shutdown has stopped."""
+    """A command that a user or a shutdown stopped must not make the grid start the next cell."""
     stopped = cell(tmp_path / "stopped")
     stop = ("-c", f"import os, signal, sys; {ends}")
     commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
@@ -288,7 +288,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.mark.skipif(not cell_runner._terminated_with_parent(), reason="no setpriv here")
 def test_command_of_a_killed_grid_keeps_the_lock_until_it_has_saved(tmp_path):
-    """Otherwise the next grid would count the locked cell as failed."""
+    """Without the lock the next grid would start the cell while its command still saves."""
     out = tmp_path / "out"
     grid = subprocess.Popen([sys.executable, "-c", WORKS, str(out), SAVES])
     try:

@@ -44,7 +44,7 @@ def save(name: str) -> None:
     (directory / "generation_config.json").unlink()
     path = directory / "config.json"
     content = json.loads(path.read_text()) | {"tie_word_embeddings": name == "1_0"}
-    content.pop("scale_decoder_outputs", None)  # as in published folders
+    content.pop("scale_decoder_outputs", None)  # published folders lack this entry
     path.write_text(json.dumps(content, indent=2) + "\n")
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(HERE / "t5_1_1" / file, directory / file)

@@ -194,7 +194,7 @@ class Handler(local_server.Handler):
     def _commit(self, name: str, revision: str) -> str | None:
         if name in self.hub.refusals:
             return self._refuse(*self.hub.refusals[name])
-        if not self.hub.has(name):  # as the hub answers those who are not known to it
+        if not self.hub.has(name):  # the hub's answer to clients without a valid token
             return self._refuse(401 if "Authorization" not in self.headers else 404, "RepoNotFound")
         return self.hub.commit(name, revision) or self._refuse(404, "RevisionNotFound")
 

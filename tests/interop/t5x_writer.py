@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
-SUBLAYERS = {  # of a layer: T5X's norm and module, transformers' module
+SUBLAYERS = {  # the parts of a layer: T5X's norm and module -> transformers' module
     "encoder": [("attention", "attention", "SelfAttention")],
     "decoder": [
         ("self_attention", "self_attention", "SelfAttention"),

@@ -224,7 +224,7 @@ def test_eos_that_transformers_5_no_longer_appends_is_noted(tmp_path, capsys):
     folder = with_tokenizer("qwen3", "bert", tmp_path)
     change(folder / "tokenizer_config.json", add_eos_token=True, eos_token="[SEP]")
     DualEncoder.load(f"hf:{folder}")
-    assert "add_eos_token" not in capsys.readouterr().err  # its tokenizer.json appends [SEP]
+    assert "add_eos_token" not in capsys.readouterr().err  # this folder's tokenizer.json appends [SEP]
     change(folder / "tokenizer_config.json", eos_token="[MASK]")
     DualEncoder.load(f"hf:{folder}")
     assert "sets add_eos_token, but tokenizer.json appends no '[MASK]'" in capsys.readouterr().err

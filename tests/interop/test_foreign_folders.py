@@ -61,7 +61,7 @@ def test_kind_of_a_saved_cross_encoder_is_checked(pairs_folder):
 
 
 def test_a_cross_encoders_default_prompt_goes_before_queries(pairs_folder, tmp_path):
-    """As CrossEncoder.predict of sentence-transformers 6.2 puts it before the first text of a pair."""
+    """CrossEncoder.predict of sentence-transformers 6.2 puts the prompt before the first text of a pair."""
     about = {"prompts": {"web": "Rank: ", "s2s": "Same: "}, "default_prompt_name": "web"}
     change(pairs_folder / "config_sentence_transformers.json", **about)
     settings = model_dir.read(f"st:{pairs_folder}", kind="cross_encoder")[0].settings
@@ -180,7 +180,7 @@ def test_space_before_roberta_texts_is_that_of_transformers(said, in_json, tmp_p
     assert (ours(found) != ours(before)) == (bool(said) != in_json)
     formats.convert(f"st:{folder}", tmp_path / "out", "st")
     assert theirs(tmp_path / "out") == ours(found)
-    if said is None and in_json:  # without a class the intention is unknown
+    if said is None and in_json:  # without a named class it is unknown which tokenizer was meant
         change(folder / "tokenizer_config.json", tokenizer_class=...)
         with pytest.raises(UserError, match=r"ignores the pre_tokenizer of .*, or set add_prefix_space"):
             model_dir.read(f"st:{folder}")
@@ -237,7 +237,7 @@ def test_tokens_that_a_tokenizer_lacks_are_refused(how, name, folder, sentencepi
 
 
 def test_exported_tokenizer_keeps_lower_casing(folder, tmp_path):
-    """Otherwise BERT's class would replace the normaliser by tokenizer_config.json's defaults."""
+    """BERT's class must not replace the normaliser by tokenizer_config.json's defaults."""
     change(folder / "tokenizer_config.json", do_lower_case=False)
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     lowered = model_dir.read(f"st:{folder}")[0].tokenizer

@@ -91,7 +91,7 @@ def test_converted_lengths_fit_the_positions(folder, tmp_path, capsys):
     ],
 )
 def test_prompts_go_before_the_texts_that_they_are_named_for(about, expected, folder):
-    """Also after sentence-transformers 5 or 6 has saved the folder and added two empty prompts."""
+    """This holds even if sentence-transformers 5 or 6 saved the folder and added two empty prompts."""
     path = folder / ABOUT
     resaved = about | {"prompts": {"query": "", "document": ""} | (about["prompts"] or {})}
     for said in (about, resaved):

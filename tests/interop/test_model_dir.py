@@ -341,7 +341,7 @@ def test_paths_may_go_through_a_parent(tmp_path, monkeypatch):
         assert model_dir.load(place).fingerprint == model_dir.load(str(tmp_path / "model")).fingerprint
 
 
-# As in `training.checkpoints`: a checkpoint appears by a rename, best.json names it, the older one goes.
+# Imitates `training.checkpoints`: renames a new checkpoint, names it in best.json, removes the older one.
 TRAINER = """
 import json, os, pathlib, shutil, sys
 checkpoints = pathlib.Path(sys.argv[1]) / "checkpoints"

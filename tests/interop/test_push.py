@@ -17,7 +17,7 @@ from tests.interop.folders import GOLDEN
 
 TEXTS = ["the cat", "a cat sat", "the mat", "on the mat", "a cat", "the cat sat"]
 PAIRS = Pairs(TEXTS, [f"{text} on the mat" for text in TEXTS])
-# As `jaxir.train` writes it.
+# A recipe in the form that `jaxir.train` writes.
 RECIPE = """\
 from __gin__ import dynamic_registration
 from jaxir.data.sets import pair_sources

@@ -32,7 +32,7 @@ def draw(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", HOW)
 def test_values_are_those_of_qwix(name, monkeypatch):
-    """Also when a lazy array is quantised in pieces, and when only a part of it is read."""
+    """The values are the same if a lazy array is quantised in pieces, or if only a part is read."""
     monkeypatch.setattr(quantizing, "_AT_ONCE", 700)
     kernel, how = draw(96, 40), HOW[name]
     wanted = {

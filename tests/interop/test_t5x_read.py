@@ -115,7 +115,7 @@ def test_newest_checkpoint_of_a_run_is_read_unless_one_is_named(encoder, tmp_pat
         params = {path: value * np.float32(factor) for path, value in encoder.items()}
         t5x_writer.write(tmp_path, params, step=step)
     (tmp_path / "checkpoint_2000.tmp-1234").mkdir()
-    (tmp_path / "checkpoint_3000").mkdir()  # without an index: never finished
+    (tmp_path / "checkpoint_3000").mkdir()  # a checkpoint without an index was never finished
     named = {"": 2.0, "/checkpoint_900": 1.0, "/checkpoint_900/": 1.0, "/checkpoint_1000/checkpoint": 2.0}
     for name, factor in named.items():
         model = model_dir.read(f"t5x:{tmp_path}{name}", tokenizer=TOKENIZER)[0]

@@ -31,7 +31,7 @@ def export(source: str, output: Path, *flags: str) -> int:
 
 
 def test_exported_checkpoint_is_read_without_jaxir(tmp_path, monkeypatch):
-    monkeypatch.setattr(t5x_files, "_CHUNK_BYTES", 1000)  # so that there are several chunks
+    monkeypatch.setattr(t5x_files, "_CHUNK_BYTES", 1000)  # small, so that arrays have several chunks
     assert export(T5, tmp_path / "out") == 0
     checkpoint = tmp_path / "out" / "checkpoint_0"
     found, expected = t5x_reader.load(checkpoint), t5x_writer.golden_t5(GOLDEN / "t5_1_1")

@@ -57,7 +57,7 @@ def test_losses_equal_those_of_other_libraries(library, name):
     np.testing.assert_allclose(value, golden[name], rtol=1e-5)
     gradients = [*gradients[:2], gradients[2][:, 0], gradients[2][:, 1]]
     for i, (gradient, side) in enumerate(zip(gradients, sides, strict=True)):
-        if library == "pylate_losses":  # it normalises the vectors itself
+        if library == "pylate_losses":  # PyLate normalises the vectors itself
             gradient -= (gradient * side.vectors).sum(-1, keepdims=True) * side.vectors
         np.testing.assert_allclose(gradient, golden[f"{name}_gradient_{i}"], rtol=1e-4, atol=1e-5)
 

@@ -32,7 +32,7 @@ def test_outline_has_the_parameters_of_a_traced_model(name, scan, monkeypatch):
     backbone = dataclasses.replace(hf.read_architecture(GOLDEN / name).config, scan_layers=scan)
     config = DualEncoderConfig(backbone=backbone, adapters=Adapters(rank=2, alpha=4.0))
     traced = nnx.eval_shape(lambda: config.make(rngs=nnx.Rngs(0)))
-    monkeypatch.setattr(nnx, "eval_shape", None)  # so that a fallback to a trace fails
+    monkeypatch.setattr(nnx, "eval_shape", None)  # make a fallback to a trace fail
     outline = abstract_model(config)
     assert described(outline) == described(traced)
     assert nnx.split(outline)[0] == nnx.split(traced)[0]

@@ -37,7 +37,7 @@ def test_neighbours_and_keys_are_uncorrelated():
 
 @pytest.mark.parametrize("shape", [(32, 64, 1024), (64, 64, 512), (16, 128, 768)])
 def test_counts_of_dropped_positions_are_binomial(shape):
-    """Also at widths that are powers of two, where positions differ in few bits."""
+    """Some widths are powers of two, where positions differ in few bits."""
     draw = jax.jit(lambda seed: (layers.dropout(jnp.ones(shape), 0.1, jax.random.key(seed)) == 0).sum(1))
     counts = np.stack([draw(seed) for seed in range(8)])
     assert abs(counts.var() / (shape[1] * 0.1 * 0.9) - 1) < 5 * (2 / counts.size) ** 0.5

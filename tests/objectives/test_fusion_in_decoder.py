@@ -106,7 +106,7 @@ def test_answers_are_written_for_one_chunk_of_questions_at_a_time(chunks, device
     )
     ids = np.arange(2, 2 + 11 * 2 * 3, dtype=np.int32).reshape(11, 2, 3)
     write = bench.texts(ids, Decoding(max_new_tokens=3))
-    bench.objective = dataclasses.replace(bench.objective, chunks=chunks)  # as the loop does
+    bench.objective = dataclasses.replace(bench.objective, chunks=chunks)  # what the training loop does
     model, transform = Echo(), AdamW().build(1).transform
     plan = plan_state(model, transform, bench.partitioner)
     model.read[0].clear()

@@ -26,7 +26,7 @@ RANKING = {
     "margin_mse": margin_mse,
     "kl": partial(kl_distillation, temperature=1.0, teacher_temperature=1.0),
 }
-COLUMNS = (  # those of tests/golden/make_splade.py
+COLUMNS = (  # the columns of tests/golden/make_splade.py
     ["the cat sat on the mat", "a dog and a cat", "mice eat cheese", "last night"],
     [
         "cats sit on mats",

@@ -37,7 +37,7 @@ def by_hand(new_tokens: int, outputs: int) -> float:
     text = LAYERS * S * (2 * 4 * E * inner + feed_forward + 2 * 2 * S * inner)  # the encoder
     text += LAYERS * S * 2 * 2 * E * inner  # keys and values of its output
     token = LAYERS * (2 * (4 + 2) * E * inner + feed_forward + 2 * 2 * (new_tokens + S) * inner) + 2 * V * E
-    biases = 2 * BUCKETS * H * (S**2 + new_tokens**2)  # of relative positions, on every chip
+    biases = 2 * BUCKETS * H * (S**2 + new_tokens**2)  # biases of relative positions, computed on every chip
     return ROWS * (text + outputs * new_tokens * token) + CHIPS * biases
 
 

@@ -240,7 +240,7 @@ def test_sparse_cores_hide_what_fsdp_sends(tpu_compiler, in_process):
 
 @pytest.mark.slow
 def test_deberta_on_a_tpu_slice(tpu_compiler, in_process, small_macros, model):
-    """Its attention has products of its own; two towers of two lengths use two sets of distances."""
+    """DeBERTa's attention has further products; two towers of two lengths use two sets of distances."""
     write_json(model / "config.json", hf_config.describe(DEBERTA, 0))
     pieces = ("models/deberta", "objectives/samtone", "runs/samtone_paper")
     flags = [*(f"--gin_file=gin/{x}.gin" for x in pieces), "--topology=v5e:2x2", "--gin.DROPOUT=0.0"]

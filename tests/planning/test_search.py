@@ -147,7 +147,7 @@ def test_sparse_cores_are_chosen_only_if_clearly_faster(sent_ms, sends):
     [
         (None, None, "v5e:4x4", []),
         ({"v5e": 1.0, "v5p": 4.0}, None, "v5e:2x2", ["8.00", "12.80", "12.80"]),
-        # as expensive as v5p, but faster
+        # v5e:4x4 costs as much as v5p, but is faster
         ({"v5e": 1.0, "v5p": 4.0}, 1.5, "v5e:4x4", ["8.00", "12.80", "12.80"]),
         ({"v5e": 1.0, "v5p": 3.0}, 1.5, "v5p:2x2x1", ["8.00", "12.80", "9.60"]),
         ({"v5e": 1.0, "v5p": 4.0}, 0.5, None, ["8.00", "12.80", "12.80"]),

@@ -13,7 +13,7 @@ def encode(folder: Path, model: str, output: str, *flags: str, **environment: st
     """Encodes corpus.jsonl of a folder; what the process prints goes to OUTPUT.log."""
     command = [sys.executable, "-m", "jaxir.encode", f"--model={model}", "--input=corpus.jsonl"]
     command += [f"--output={output}", f"--shard_size={SHARD}", *flags]
-    env = os.environ | {"XLA_FLAGS": ""} | environment  # as users run it
+    env = os.environ | {"XLA_FLAGS": ""} | environment  # without the XLA flags of the tests, as users run it
     with (folder / f"{output}.log").open("a") as log:
         return subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
 

@@ -35,7 +35,7 @@ def test_two_processes_answer_as_one(tmp_path, toy, small_model, encoder):
         stored = np.load(folder / "index" / "embeddings.npy", mmap_mode="r+")
         stored[other] = np.nan
         stored.flush()
-        (folder / "index" / "SHA256SUMS").unlink()  # it would report the change
+        (folder / "index" / "SHA256SUMS").unlink()  # the checksums would report the changed rows
     devices = "--xla_force_host_platform_device_count=2" + os.environ["JAXIR_QUICK_XLA_FLAGS"]
     flags = ["--index=index", "--queries=queries.jsonl", "--output=run.trec", f"--k={K}"]
     how = {"NPROC": "16", "XLA_FLAGS": devices}

@@ -89,7 +89,7 @@ def test_command_builds_in_an_empty_directory_by_any_name(
     for name in ("here", "link"):
         assert load_index(name).info.settings["parts"] == 2
     assert (tmp_path / "link").is_symlink() and not list(tmp_path.glob(".*unfinished"))
-    (tmp_path / "here").rename(tmp_path / ".here.unfinished")  # as a kill before the last step leaves it
+    (tmp_path / "here").rename(tmp_path / ".here.unfinished")  # what a kill before the last step leaves
     build[0] = f"--embeddings={tmp_path}/other"
     capsys.readouterr()
     assert cli.main("jaxir.index:index", [*build, "--output=here"]) == 1

@@ -112,7 +112,7 @@ def test_exact_index_refuses_unknown_options(option, sentence):
 def test_damaged_embeddings_are_refused(tmp_path, toy, encoder, name, content, sentence, capsys):
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(4))
     encode_corpus(encoder, corpus, tmp_path / "out", shard_size=2)
-    (tmp_path / "out" / "SHA256SUMS").unlink()  # as older jaxir versions wrote it
+    (tmp_path / "out" / "SHA256SUMS").unlink()  # older jaxir versions wrote no checksums
     spoil(tmp_path / "out" / name, content)
     flags = [f"--embeddings={tmp_path}/out", f"--output={tmp_path}/index"]
     assert cli.main("jaxir.index:index", flags) == 1

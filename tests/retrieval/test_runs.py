@@ -121,7 +121,7 @@ def test_compressed_run_and_byte_order_mark_are_read(tmp_path, read):
     whole = gzip.compress(b"q Q0 a 1 0.5 t\nq Q0 b 2 0.25 t\n")
     (tmp_path / "run.gz").write_bytes(whole)
     assert read(tmp_path / "run.gz") == {"q": {"a": 0.5, "b": 0.25}}
-    (tmp_path / "run").write_bytes(b"\xef\xbb\xbfq Q0 a 1 0.5 t\n")  # with a byte order mark
+    (tmp_path / "run").write_bytes(b"\xef\xbb\xbfq Q0 a 1 0.5 t\n")  # a run file with a byte order mark
     assert read(tmp_path / "run") == {"q": {"a": 0.5}}
     (tmp_path / "run.gz").write_bytes(whole[:-9])
     with pytest.raises(BadInputError, match="damaged gzip"):

@@ -221,7 +221,7 @@ def test_a_killed_update_leaves_the_old_index_whole(root, tmp_path):
 
 
 def test_open_index_keeps_its_documents_after_an_update(root, tmp_path):
-    """Its documents come from the old file, whatever the offsets in the new one."""
+    """The documents of an open index come from the old file, whatever the offsets in the new file."""
     directory = built(root, tmp_path, "exact")
     index = load_index(directory)
     wanted = {doc_id: index.documents[doc_id] for doc_id in index.ids}

@@ -48,7 +48,7 @@ def test_transient_errors_set_no_checkpoint_aside(tmp_path, stopped):
     for step, name in ((newest, "opt_state/_METADATA"), (older, "run/metadata")):
         path = run_dir / "checkpoints" / str(step) / name
         aside = path.rename(tmp_path / "aside")
-        path.symlink_to("/proc/self/mem")  # which the system cannot read: EIO
+        path.symlink_to("/proc/self/mem")  # reading this file fails with EIO
         before = sorted(run_dir.rglob("*"))
         said = rf"checkpoints/{step} could not be read \(input/output error\); nothing was changed: run the"
         with pytest.raises(UserError, match=said):

@@ -95,7 +95,7 @@ def outputs(blocks: list[str]) -> list[str]:
         input=json.dumps(blocks),
         capture_output=True,
         text=True,
-        cwd=ROOT / "tests",  # not a folder whose packages the clients could import instead of their own
+        cwd=ROOT / "tests",  # a folder without packages that the clients could import instead of their own
         env={"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]},
     )
     assert done.returncode == 0, done.stderr

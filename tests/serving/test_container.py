@@ -75,7 +75,8 @@ def test_server_runs_without_a_home_and_answers_probes(tmp_path, world):
             line = process.stdout.readline()
             assert line.startswith("serving on http://0.0.0.0:"), (tmp_path / "log").read_text()
             server = Server(process, line.split()[-1].replace("0.0.0.0", "127.0.0.1"), tmp_path / "log")
-            assert server.request("GET", "/health", host="10.244.1.7:8080")[0] == 200  # as kubelet calls it
+            # The request that kubelet sends.
+            assert server.request("GET", "/health", host="10.244.1.7:8080")[0] == 200
             assert server.request("GET", "/v1/models")[0] == 401
             status, _, body = server.request(
                 "POST", "/embed", {"inputs": "w1 w2"}, authorization="Bearer secret"

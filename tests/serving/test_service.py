@@ -232,7 +232,7 @@ def test_access_log_reports_write_errors_once_and_is_rotated(tmp_path, capsys):
     assert said.count("cannot write the access log, lines are lost: [Errno 28] No space left") == 1
     log = AccessLog(str(tmp_path / "log"))
     log.write("127.0.0.1", "GET", "/one", 200, 0.1)
-    (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does
+    (tmp_path / "log").rename(tmp_path / "log.1")  # what logrotate does
     log.write("127.0.0.1", "GET", "/two", 200, 0.1)
     log.close()
     full.close()

@@ -166,7 +166,7 @@ def test_requests_are_repeated_once_after_a_crash(sidecar, index, texts, tmp_pat
         assert mortal.versions()["java"].startswith("21.")
         assert mortal.versions()["anserini"] == "1.7.1"
         assert mortal.search(index, ["cat dog"], 20) == expected
-        os.kill(mortal.pid, signal.SIGSEGV)  # like a crash of Java
+        os.kill(mortal.pid, signal.SIGSEGV)  # imitates a crash of Java
         time.sleep(0.5)
         assert mortal.search(index, ["cat dog"], 20) == expected
         assert "starting it again" in capfd.readouterr().err

@@ -117,7 +117,7 @@ def test_open_lucene_index_outlives_updates_and_removal(index, tmp_path, write_c
 
 
 def test_missing_lucene_files_are_reported(index):
-    (Path(index) / "SHA256SUMS").unlink()  # as in indexes of earlier versions
+    (Path(index) / "SHA256SUMS").unlink()  # indexes of earlier versions have no checksums
     for file in (Path(index) / "lucene").glob("segments_*"):
         file.unlink()
     with pytest.raises(UserError, match="is damaged: it has no Lucene files"):

@@ -90,7 +90,7 @@ def test_directory_that_its_last_holder_removes_meanwhile_is_created_again(tmp_p
 def test_output_is_locked_by_the_process_that_writes_it(tmp_path):
     out = tmp_path / "a" / "out"
     (tmp_path / "link").symlink_to("a")
-    with writing(out), writing(tmp_path / "link" / "out"):  # as parts of one command do
+    with writing(out), writing(tmp_path / "link" / "out"):  # parts of one command may lock the same output
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["link"]
     with other_process("writing(Path(sys.argv[1]))", out):

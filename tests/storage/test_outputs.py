@@ -11,7 +11,7 @@ from jaxir.storage.outputs import BEGUN, FILES, Kind, check_output
 from jaxir.storage.temporary_outputs import temporary_output
 from tests.command_outputs import COMMAND_NAMES, OF_EXPAND, OUTPUTS, function_of
 
-# They have no output flag; serve opens its access log before it reads anything.
+# Commands without an output flag; serve opens its access log before it reads anything.
 WRITE_NOTHING = {"plan", "serve", "sidecar"}
 
 
@@ -160,5 +160,5 @@ def test_work_directory_must_not_hold_files_of_others(kind, tmp_path):
         check_output("--output", tmp_path, kind)
         (tmp_path / begun).rmdir()
     (tmp_path / ".profile").unlink()
-    with temporary_output(tmp_path / "pydocs", directory=True):  # as a killed process leaves it
+    with temporary_output(tmp_path / "pydocs", directory=True):  # leaves what a killed process leaves
         check_output("--output", tmp_path, kind)

@@ -258,7 +258,8 @@ def test_resume_compares_the_settings_of_a_users_evaluator():
     # `data` and `every` are not compared: data have a fingerprint of their own.
     assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None
     assert "evaluated by" in disagreement(one, dev(scale=2.0))
-    assert disagreement({"dev": "norm on the same data"}, one) is None  # as earlier versions recorded it
+    # The form in which earlier versions recorded the evaluator.
+    assert disagreement({"dev": "norm on the same data"}, one) is None
 
 
 def test_resume_compares_the_rows_of_a_single_smaller_batch():

@@ -106,7 +106,7 @@ def test_another_seed_trains_with_the_same_program(small, capsys):
             misses.append(event)
 
     at_least = jax.config.jax_persistent_cache_min_compile_time_secs
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # also quick compilations
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # cache quick compilations, too
     try:
         fit(small, PAIRS, **SETTINGS, seed=1)
         jax.monitoring.register_event_listener(listen)

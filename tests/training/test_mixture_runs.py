@@ -119,7 +119,7 @@ def recipe(tmp_path):
 
 @pytest.mark.slow
 def test_a_mixture_from_a_recipe_resumes_as_if_uninterrupted(one_layer, recipe, tmp_path, capsys):
-    """Its sets have prompts of different lengths, a temperature, and batches of their own."""
+    """The mixture's sets have prompts of different lengths, a temperature, and separate batches."""
     flags = [f"--gin_file={recipe}", f"--model=st:{one_layer}", "--data=no", "--dev_split=None"]
     flags += ["--batch_size=8", "--steps=8", "--log_every=1", "--query_length=64", "--checkpoint_every=4"]
     flags += ["--mixture_temperature=3", "--keep_last=2"]

@@ -85,7 +85,7 @@ def rerank(folder, kind, model, output, *more):
 
 
 def test_candidates_not_searched_deep_enough_are_refused(folder, tmp_path, capsys):
-    """Otherwise a query that finds nothing, whose rank is after the last, would count as a success."""
+    """The rank after the last, of a query that finds nothing, would count as a success."""
     lines = [json.loads(line) for line in (folder / "ri-dev.jsonl").read_text().splitlines()]
     shallow = [line | {"depth": 10} for line in lines]  # the answers that exist have rank 2
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in shallow))

@@ -213,7 +213,7 @@ def test_directories_of_other_programs_are_refused(tmp_path):
     (tmp_path / "model" / "checkpoints" / "4" / "run").mkdir(parents=True)
     record = {"step": 4, "dev_value": None, "settings": {}}
     (tmp_path / "model" / "checkpoints" / "4" / "run" / "metadata").write_text(json.dumps(record))
-    check_run_dir(tmp_path / "model")  # its newest checkpoint is jaxir's
+    check_run_dir(tmp_path / "model")  # the newest checkpoint is one of jaxir's
 
 
 def test_run_killed_before_its_first_checkpoint_keeps_its_name(tmp_path):

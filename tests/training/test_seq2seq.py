@@ -196,7 +196,8 @@ def test_resume_refuses_other_settings_of_generation(
     monkeypatch.setattr(generator, "generate", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         outputs_file.write_outputs(generator, data / "texts.jsonl", tmp_path / "a.jsonl", Decoding(top_k=5))
-    (tmp_path / ".a.jsonl.unfinished" / "outputs-00000.jsonl").touch()  # without a window nothing is lost
+    # A directory without windows may be replaced.
+    (tmp_path / ".a.jsonl.unfinished" / "outputs-00000.jsonl").touch()
     model = f"hf:{one_layer_seq2seq}"
     assert generate(data, model, tmp_path / "a.jsonl", "--top_k=4") == 1
     assert "was started with another" in (told := capsys.readouterr().err) and "(5, now 4)" in told, told
