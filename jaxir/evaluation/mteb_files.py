@@ -14,7 +14,7 @@ _PREDICTIONS = "_predictions.json"
 
 
 class Part(NamedTuple):
-    """What a task's score is of: a split of a subset, which is a language or `default`."""
+    """The part of a task that has a score: a split of a subset (a language, or `default`)."""
 
     task: str
     split: str
