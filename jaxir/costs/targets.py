@@ -104,7 +104,7 @@ def _meant(name: str) -> str:
     v4-8 and v5p-8 have 8 cores, which are 4 chips; v5e-8 and v6e-8 have 8 chips.
     """
     plain = re.sub(r"^(cloud|tpu|gpu|nvidia)[-_: ]*", "", name).replace("v5litepod", "v5e")
-    plain = re.sub(r"(?<=00)[-_ ]?80gb?\b", "", plain)  # memory of an A100 or H100
+    plain = re.sub(r"(?<=00)[-_ ]?80gb?\b", "", plain)  # drop the memory from names such as "A100 80GB"
     chips = "|".join(sorted(CHIPS, key=len, reverse=True))
     first = re.fullmatch(rf"({chips})(?:[-_:x* ]*(\d+(?:x\d+)*))?", plain)
     last = re.fullmatch(rf"(\d+)[-_:x* ]*({chips})", plain)

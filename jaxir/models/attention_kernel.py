@@ -346,7 +346,7 @@ class _Program:
         return x if self.kind.folded == 1.0 else x * jnp.asarray(self.kind.folded, x.dtype)
 
     def own(self, x: jax.Array, head: int, factor: float = 1.0) -> jax.Array:
-        """Returns x [L, together K] of one head: its part, or with zeros for the others of its register."""
+        """Returns x [L, together K] of one head: its part, or zeros where other heads share its register."""
         if self.kind.group == 1:
             return x[:, head * self.kind.head_dim : (head + 1) * self.kind.head_dim]
         lane = places((1, self.width), 1)

@@ -195,7 +195,7 @@ class MultiVectorModel(layers.Summarised):
                 continue
             added = batch == EXPANSION_TOKEN
             full = jnp.where(added, expansion.token, batch)
-            # As padding, an added token is not attended, but its own vector goes through the blocks.
+            # An added token is not attended, like padding, but its vector goes through the blocks.
             seen[i] = full if expansion.attend else jnp.where(added, 0, batch)
             if not expansion.attend:
                 edits[i] = functools.partial(self._put, added, full, key)

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     batch_size: int  # pairs per step
 
     def recomputing_more(self) -> list[Remat]:
-        """Returns the remat policies that keep less in memory than this one; only those of any device."""
+        """Returns the remat policies that keep less in memory than this one and work on any device."""
         policies = [False, *POLICIES]
         return [p for p in policies[policies.index(self.remat) + 1 :] if p not in ("weights", "kernels")]
 

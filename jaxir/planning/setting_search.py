@@ -199,8 +199,7 @@ class _Search:
                 continue
             if (other.scan, other.sparse_cores) != (choice.scan, choice.sparse_cores):
                 continue
-            # Compare only with choices with which a chip has at most as many rows, and keeps at most as much
-            # of a block.
+            # Compare only with choices that give a chip no more rows, and that keep no more of a block.
             as_much = policies.index(choice.remat) <= policies.index(other.remat)
             if choice.tensor != other.tensor or not as_much:
                 continue

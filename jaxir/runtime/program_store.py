@@ -80,9 +80,9 @@ class ProgramStore:
         if found is None:
             _this_thread.found_in_cache = False
             found = compile()
-            # JAX serialises a program from its own cache without the compiled functions, so it could not run
-            # later.
-            # (0.10.2 and 0.12.0.1 on CPUs; findings/jax_serializes_cached_programs_without_code.sh).
+            # JAX serialises a program from its own cache without the compiled functions, so a saved copy
+            # could not run later (0.10.2 and 0.12.0.1 on CPUs;
+            # findings/jax_serializes_cached_programs_without_code.sh).
             if not _this_thread.found_in_cache:
                 _save(found, path)
         return found

@@ -16,7 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_UNEVEN = 5  # ratio of the largest column to the median one above which int8 loses two bits of the others
+# Above this ratio of the largest column to the median one, int8 loses two bits of the other columns.
+_UNEVEN = 5
 _INT32 = 6  # ONNX's number of the type
 SHAPE = "jaxir.shape"  # key of a value's true shape in its `meta`; jax2onnx changes some shapes later
 ONNX_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators

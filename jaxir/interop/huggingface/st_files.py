@@ -224,7 +224,7 @@ def _created_length(content: dict[str, Any], path: Path) -> int | None:
 def _called_length(content: dict[str, Any], path: Path) -> int | None:
     """Returns the maximum number of tokens with which the tokenizer is called."""
     found, calls = None, _object(content, "processing_kwargs", path)
-    for group in ("common", "text"):  # the other groups are of images and chats
+    for group in ("common", "text"):  # the other groups of settings are for images and chats
         for name, value in _object(calls, group, path).items():
             if name == "max_length":
                 found = _length(value, f"processing_kwargs.{group}.{name}", path)

@@ -28,7 +28,7 @@ class KeywordIndex(Index):
 
     @abc.abstractmethod
     def _index_again(self, directory: Path, documents: Corpus) -> tuple[IndexInfo, list[str]]:
-        """Writes the engine's files of an index of other documents; returns its description and ids."""
+        """Writes the engine's files for changed documents; returns the index's description and ids."""
 
 
 def build_of_corpus(

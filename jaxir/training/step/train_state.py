@@ -75,7 +75,7 @@ class Plan(NamedTuple):
         return _cast(params, self.halved, jnp.float32)
 
     def restored(self, state: TrainState, model: nnx.Module) -> TrainState:
-        """Returns the whole state, given what a checkpoint held of it, and the model before training."""
+        """Returns the whole state, given the part in a checkpoint and the model before training."""
         if not self.unsaved:
             return state
         params = jax.device_put(nnx.to_pure_dict(nnx.state(model, nnx.Param)), self.shardings.params)
