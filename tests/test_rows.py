@@ -114,5 +114,5 @@ def test_wangs_short_runs_end_within_the_warm_up():
     assert last == pytest.approx(3e-5 * 196 / 910)
 
 
-# Values of a sweep that are those of the base.
+# Values of a sweep that equal the base's settings.
 DEFAULTS = {"--batch_size=64", "--masking_ratio=0.3", "--lambda=0.005"}

@@ -56,7 +56,7 @@ job.epochs = None
 @pytest.fixture
 def bind(tmp_path):
     def bind(*flags: str, recipe: str = RECIPE):
-        """Returns what the command line makes of `job`, and the file that would record it."""
+        """Returns the arguments that the command line gives `job`, and the gin text that records them."""
         path = tmp_path / "recipe.gin"
         path.write_text(recipe)
         bindings = [f.removeprefix("--gin.") for f in flags if f.startswith("--gin.")]

@@ -84,7 +84,7 @@ def test_refused_command_line_changes_no_file(line, message, tmp_path, monkeypat
 
 
 def test_only_a_folder_of_several_tasks_has_splits(tmp_path):
-    """--split is refused for a single task, of which one file would be evaluated whatever the split."""
+    """--split is refused for a single task, whose one file is evaluated whatever the split."""
     (tmp_path / "STSBenchmark").mkdir()
     for split in ("train", "dev", "test"):
         (tmp_path / f"STSBenchmark/sts-{split}.csv").touch()

@@ -218,7 +218,7 @@ def test_a_repeated_pair_keeps_all_its_negatives(made, tmp_path, capsys):
 
 
 def test_a_relevant_passage_is_no_negative_of_its_query(made, tmp_path, capsys):
-    """BM25 may find each of two answers as a negative of the other."""
+    """If a query has two answers, BM25 may find each as a negative for the other's pair."""
     answers = [(q, p, [f"also {p}", f"not {p}"]) for q, p in ROWS]
     answers += [(q, f"also {p}", [p, f"not {p}"]) for q, p in ROWS]
     path = write_jsonl(tmp_path / "a.jsonl", [{"query": q, "pos": p, "neg": n} for q, p, n in answers])

@@ -46,7 +46,7 @@ def test_values_by_hand():
 
 
 def test_capped_recall_by_hand():
-    """Wang 2022, eq. 4.1: q1 has three relevant documents and finds one of them at 2 and two at 3."""
+    """Wang 2022, eq. 4.1: q1 has three relevant documents, one in its first 2 and two in its first 3."""
     scores = evaluate_run(RUN, QRELS, "CappedR@2 R_cap@3 R@2 cappedr@100")
     assert scores.per_query["CappedR@2"] == pytest.approx({"q1": 1 / 2, "q2": 0, "q3": 0})
     assert scores.per_query["R_cap@3"] == pytest.approx({"q1": 2 / 3, "q2": 0, "q3": 0})

@@ -67,7 +67,7 @@ def remove_tensors(folder: Path, beginning: str) -> None:
 
 
 def exchange(ids: np.ndarray, pad_id: int) -> np.ndarray:
-    """Reference ids to ours: padding is 0 here, and what was 0 is the old padding id."""
+    """Converts the reference's ids to jaxir's: exchanges 0 and the padding id, so that padding is 0."""
     return np.where(ids == pad_id, 0, np.where(ids == 0, pad_id, ids)).astype(np.int32)
 
 

@@ -188,7 +188,7 @@ def merged(old: dict, new: dict) -> dict:
 
 
 def edit(**changes):
-    """Changes entries of jaxir.json, of which dictionaries merge and None removes, without its own hash."""
+    """Changes entries of jaxir.json and drops its hash; dictionaries merge, and None removes an entry."""
 
     def spoil(directory: Path) -> None:
         path = directory / "jaxir.json"

@@ -137,7 +137,7 @@ def test_rescoring_by_a_model_scores_every_candidate(tmp_path, toy, small_model)
 
 
 class Doubles:
-    """A query tower: a text is a document's number, its vector twice that of the document."""
+    """A query tower: a text is a document's number, and its vector is twice the document's vector."""
 
     fingerprint = "f" * 64
 

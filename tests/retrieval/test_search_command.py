@@ -228,7 +228,7 @@ def read_until(master: int, wanted: str | None, process: subprocess.Popen) -> st
         if select.select([master], [], [], 0.2)[0]:
             try:
                 block = os.read(master, 4096)
-            except OSError:  # closed at the other end
+            except OSError:  # the terminal was closed at the other end
                 block = b""
             if not block:
                 break

@@ -34,7 +34,7 @@ KINDS = [[f"{a}{b}" for b in "aeio"] for a in "dhlm"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Queries of a syllable and its kin; relevant is the passage of the same, the others are of others."""
+    """Queries and passages of related syllables; the passage with a query's syllable is relevant."""
     rng, place = np.random.default_rng(0), tmp_path_factory.mktemp("data")
     documents, queries, records, qrels, run = {}, {}, [], [], []
     for i in range(48):

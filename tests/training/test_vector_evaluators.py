@@ -37,7 +37,7 @@ def write_sts(folder):
 
 
 def write_collection(folder):
-    """A collection in which some queries are documents too, and two forums of it that differ."""
+    """A collection in which some queries are documents, too, and two different forums made of it."""
     (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(0)
     texts = {f"d{n}": " ".join(rng.choice([*WORDS[n % 4].split(), "ro"], 5)) for n in range(40)}
@@ -67,7 +67,7 @@ def trained(model, path, evaluators, best_by):
 
 @pytest.fixture(scope="module")
 def judged(one_layer, tmp_path_factory):
-    """A folder with a run that all of them measured, its encoder, and its metrics at the best checkpoint."""
+    """A folder with a run that all evaluators measured, its encoder, and its best checkpoint's metrics."""
     place = tmp_path_factory.mktemp("judged")
     sts, corpus, tasks = place / "sts", place / "corpus", place / "tasks"
     write_sts(sts)
