@@ -229,7 +229,7 @@ class Bindings:
         return with_parts(value, resolved)
 
     def settings(self) -> Iterator[tuple[Key, Key, Any]]:
-        """Yields the bindings of all in `made` that differ from their parameters' defaults.
+        """Yields the bindings of the objects in `made` whose values differ from their parameters' defaults.
 
         Each has its key, the key at the end of its chain of macros, and its value without macros.
         """

@@ -39,6 +39,6 @@ def read_nanobeir(
     found = {}
     for name in sets:
         folder = BeirFolder(f"{place}/Nano{name}")
-        split = folder.splits[0] if len(folder.splits) == 1 else "test"  # one copy calls the split train
+        split = folder.splits[0] if len(folder.splits) == 1 else "test"  # a copy on the hub has only "train"
         found[name] = read_collection(folder.directory, split, strict=strict)
     return found

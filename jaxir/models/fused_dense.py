@@ -29,7 +29,7 @@ def feeds(mlp: Any, norm: Any, x: jax.Array, partitioner: Partitioner | None) ->
 
 
 def feed(mlp: Any, norm: layers.RMSNorm, x: jax.Array, *, added: bool, partitioner: Partitioner) -> jax.Array:
-    """Returns mlp(norm(x)) for x [B, L, E], plus x if `added`, if `feeds` is True."""
+    """Returns mlp(norm(x)) of x [B, L, E], plus x if `added`; only to be called where `feeds` is True."""
     x = checkpoint_name(x, layers.FUSED)
     how = {"activation": mlp.activation, "added": added, "partitioner": partitioner}
     (y,) = _apply([x], norm, (mlp.wi_0, mlp.wi_1, mlp.wo), **how)

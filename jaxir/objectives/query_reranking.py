@@ -64,7 +64,7 @@ class QueryReranking(ScoringObjective):
 
 
 def query_features(form: TextFormat, count: int) -> Features:
-    """Returns the features of questions with `count` candidates each, for what a model of `form` reads."""
+    """Returns the features that a model of `form` reads, of questions with `count` candidates each."""
     if form.reads == "pair":
         raise UserError(
             "a reranker of queries cannot read a query and a passage as a 'pair': set the model's reads to"

@@ -249,7 +249,7 @@ def _advise(
         block = activations_of(new._replace(remat=False)) - activations_of(new)
         return activations_of(new) + max(block, 0) / backbone.num_layers
 
-    # The compiler may keep less than JAX traced. Gathered weights do not depend on the rows.
+    # The compiled program may keep less memory than JAX traced. Gathered weights do not depend on the rows.
     known = max(memory.temporaries - memory.gradients, 0)
     gathered = min(arithmetic.gathered_weights(planned.config, tried.step.num_parameters), known)
     known -= gathered

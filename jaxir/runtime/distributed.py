@@ -58,7 +58,7 @@ def maybe_initialize_distributed() -> None:
         if not requested:
             return  # a single machine with TPUs
         raise UserError(
-            f"JAX_COORDINATOR_ADDRESS is set, but: {error} Set JAX_NUM_PROCESSES and JAX_PROCESS_ID"
+            f"JAX_COORDINATOR_ADDRESS also needs JAX_NUM_PROCESSES and JAX_PROCESS_ID: set them ({error})"
         ) from error
     except RuntimeError as error:
         raise UserError(f"the run's processes did not connect; start all of them ({error!s:.200})") from error

@@ -108,7 +108,8 @@ def move_tree(source: Path, target: Path) -> None:
     if is_bucket(source):
         import fsspec
 
-        bucket = fsspec.filesystem("gcs", finalize_on_close=True)  # the same cached object as etils
+        # fsspec caches this object, which etils uses, too.
+        bucket = fsspec.filesystem("gcs", finalize_on_close=True)
         for name in bucket.find(str(source)):
             bucket.mv(name, f"{target}/{name.removeprefix(str(source).removeprefix('gs://') + '/')}")
     else:

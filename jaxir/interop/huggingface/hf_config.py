@@ -68,7 +68,7 @@ def _read(content: Mapping[str, Any], entry: Entry, path: Path) -> Any:
 
 
 def codec_of(config: BackboneConfig) -> HuggingFace:
-    """Returns the tables of the folder that `config` becomes."""
+    """Returns the tables that convert `config` and its parameters to a Hugging Face folder."""
     if config.model_type is None:
         raise UserError(f"Hugging Face has no architecture for {config.summary}; use --format=onnx")
     return backbones.of_model_type(config.model_type, where=config.summary)[1]

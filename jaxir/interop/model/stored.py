@@ -55,7 +55,7 @@ class Base(NamedTuple):
     weights: Scheme | None = None
 
     def holds(self, name: str) -> bool:
-        """Returns whether the base has this parameter of the adapted model; an `hf:` folder is an encoder."""
+        """Whether the base has this parameter of the adapted model; an `hf:` base is only an encoder."""
         after_encoder = name.split(".")[0].endswith(("after_pooling", "layer_weights"))
         return is_base(name) and not (after_encoder and self.spec.startswith("hf:"))
 

@@ -283,7 +283,9 @@ class _Local:
                 " other process, or use a server"
             ) from None
         except Exception as error:  # an error of json, sqlite3 or pickle
-            raise UserError(f"{path} cannot be opened as a local Qdrant: {error}") from None
+            raise UserError(
+                f"{path} cannot be opened as a local Qdrant ({error}); build the index again"
+            ) from None
         weakref.finalize(self, self.client.close)
 
 

@@ -170,7 +170,7 @@ def _counts(counts: Mapping[str, int], reasons: Mapping[str, str]) -> str:
 def _choose(
     run: str | Path, known: KnownPositives, settings: MiningSettings, check: RelevanceFilter | None
 ) -> tuple[dict[str, list[str]], collections.Counter[str], collections.Counter[str]]:
-    """Returns negatives by query, and counts of exclusions; reads the run again for each judged draw."""
+    """Returns negatives by query, and counts of exclusions; `check` may need several readings of the run."""
     left_out: collections.Counter[str] = collections.Counter({UNANSWERED: len(known.split_positives)})
     dropped: collections.Counter[str] = collections.Counter()
     taken: dict[str, Drawn] = {}
