@@ -128,7 +128,7 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
     for stage, queries in enumerate([GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]):
         counts = collections.Counter(found[30 * stage : 30 * (stage + 1)])
         assert counts.keys() == set(queries), (stage, counts)
-        assert min(counts.values()) >= 7  # of 30 steps, or 15 for each of two queries
+        assert min(counts.values()) >= 7  # of 30 draws, or of 15 for each of two queries
     # Hard negatives follow the same rule, and the gold query of the pair.
     found = drawn(data, minilm, steps=30, run=90, name="negative_ids")
     assert all(any(text.endswith(q) for q in ("tree of life?", "zebra?")) for text in found)

@@ -153,7 +153,7 @@ def elementwise(jaxpr):
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", None])
 @pytest.mark.parametrize("rank", [0, 16])
 def test_kernels_report_their_cost(activation, rank):
-    """Plans use it."""
+    """Plans add up these costs."""
     rows, (width, units) = 512, (1024, 3072)
     x = jax.ShapeDtypeStruct((rows, width), jnp.bfloat16)
 

@@ -52,7 +52,7 @@ def test_remat_weights_gathers_once():
 
 
 def test_remat_changes_no_number():
-    """With dropout; remat=True is a case of tests/models/test_encoders.py."""
+    """Recomputing draws the same dropout; tests/models/test_encoders.py tests remat=True."""
     config = dataclasses.replace(T5, scan_layers=True)
     loss, gradients = loss_and_gradients(config, KEY)
     largest = max(np.abs(expected).max() for expected in gradients.values())

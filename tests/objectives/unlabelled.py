@@ -60,7 +60,7 @@ def batch_of_pairs(rows: int, length: int = 12) -> dict[str, jax.Array]:
 
 
 def made(objective, model, corpus=None, seed=1):
-    """The auxiliary of an objective; with a `Corpus`, after it was read."""
+    """Returns the auxiliary of an objective, after it has read the `Corpus`, if one is given."""
     auxiliary = objective.auxiliary(model, form=FORM, rngs=nnx.Rngs(seed))
     if corpus is not None:
         objective.read_corpus(auxiliary, corpus)

@@ -104,7 +104,7 @@ def test_an_interrupt_while_measuring_begins_ends_it(cloud, tmp_path):
     for worker in ("worker0", "worker1"):
         (cloud.folder / worker / "jaxir-report").mkdir()
     (cloud.folder / "worker0/jaxir-report/report.md").write_text("an earlier one")
-    os.mkfifo(cloud.folder / "worker1/jaxir-report/log")  # worker 1 blocks, as nothing reads it
+    os.mkfifo(cloud.folder / "worker1/jaxir-report/log")  # worker 1 blocks, as nothing reads this pipe
     slow = cloud.folder.parent / "bin/setsid"  # the interrupt arrives before the command is started
     slow.write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("setsid")} "$@"\n')
     slow.chmod(0o755)

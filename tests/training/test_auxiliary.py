@@ -46,7 +46,7 @@ def test_auxiliary_parameters_are_trained_averaged_or_frozen(whole):
     # The optimizer keeps moments of trained parameters only.
     kept = [name for name in before if name.startswith("opt_state") and "auxiliary" in name]
     assert kept and not any("teacher" in name for name in kept)
-    assert sum("scale" in name for name in kept) == 4  # two moments each of scale and of the norm's scale
+    assert sum("scale" in name for name in kept) == 4  # two moments of each of the two scales
 
 
 def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path):

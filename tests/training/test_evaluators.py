@@ -163,7 +163,7 @@ def logged(run_dir, name):
 
 
 def test_any_metric_chooses_the_best_checkpoint_in_its_direction(tmp_path):
-    """The bias starts at 0 and grows: the smaller the better, the first evaluation is the best."""
+    """The bias starts at 0 and grows, so the first evaluation is the best if smaller is better."""
     norm = Norm(every=5)
     result = run(tmp_path / "run", evaluators=[norm], dev_metric="norm", checkpoint_every=30)
     assert norm.seen == [0, 5, 10, 15, 20, 25, 30]  # before the first step, each evaluator is tried out
