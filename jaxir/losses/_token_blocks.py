@@ -1,4 +1,4 @@
-"""Similarities of tokens, block by block of passages, which MaxSim and XTR share.
+"""Similarities of tokens, a block of passages at a time: what MaxSim and XTR share.
 
 A device compares its queries with a block of passages at a time. For the gradient it keeps which passage
 token each query token chose, and makes the slopes of each block again from these choices.
@@ -20,17 +20,17 @@ from jaxir.losses._ring import Ring
 Passages = tuple[jax.Array, jax.Array]  # vectors [P, Lp, D] and mask [P, Lp]
 
 EMPTY_PASSAGE = -1e9  # score of a passage without tokens, below all others, as in sentence-transformers
-_BLOCK_SIMILARITIES = 1 << 22  # similarities of a block on a device, by default: 16 MiB in float32
+_BLOCK_SIMILARITIES = 1 << 22  # default number of similarities in a block on a device: 16 MiB in float32
 
 
 def ring_of(queries: jax.Array, passages: jax.Array) -> Ring | None:
-    """Returns the ring of devices that split both sides; None without such a ring."""
+    """Returns the ring of devices that split queries and passages; None if no ring splits both."""
     rings = {_ring.ring_for(len(side)) for side in (queries, passages)}
     return rings.pop() if len(rings) == 1 else None
 
 
 def num_blocks(total: int, each: int, block_size: int | None) -> int:
-    """Returns the number of blocks of `total` passages, which have `each` similarities."""
+    """Returns the number of blocks of `total` passages; one passage has `each` similarities."""
     return -(-total // min(total, block_size or max(1, _BLOCK_SIMILARITIES // each)))
 
 
@@ -38,7 +38,7 @@ def around(ring: Ring | None, compare: Callable[..., Any], queries, query_mask, 
     """Compares the queries with all passages by `compare`, which returns scores and what to save.
 
     On a mesh queries stay on their device, and passages go round the ring: at step k device d has those of
-    device d + k. What a step saves is stacked, with a first axis that the devices split.
+    device d + k. The saved values of all steps are stacked along a new first axis, which the devices split.
     """
     if ring is None:
         return compare(queries, query_mask, passages, passage_mask)

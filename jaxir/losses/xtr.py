@@ -1,8 +1,8 @@
 """XTR's scores, for training (Lee et al. 2023, arXiv:2304.01982): only retrieved passage tokens count.
 
 One sweep over blocks of passages keeps each query token's largest similarity with each passage, its passage
-token, and the `top_k` largest similarities so far. After the last block it is known what was retrieved.
-The similarities of all tokens, [Q, P, Lq, Lp], never exist at once, and no product is computed twice.
+token, and the `top_k` largest similarities so far. Only after the last block is it known which tokens were
+retrieved. The similarities of all tokens, [Q, P, Lq, Lp], never exist at once, and no product is computed twice.
 """
 
 import functools
