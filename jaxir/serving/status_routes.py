@@ -7,8 +7,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from jaxir.serving.metrics import Metrics
-from jaxir.serving.schemas import Health
 from jaxir.serving.opened import Opened
+from jaxir.serving.schemas import Health
 from jaxir.serving.service import Service
 
 SHOWN_LIMITS = ("body_bytes", "queries", "query_characters", "k", "answer_seconds")
