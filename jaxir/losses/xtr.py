@@ -2,7 +2,8 @@
 
 One sweep over blocks of passages keeps each query token's largest similarity with each passage, its passage
 token, and the `top_k` largest similarities so far. Only after the last block is it known which tokens were
-retrieved. The similarities of all tokens, [Q, P, Lq, Lp], never exist at once, and no product is computed twice.
+retrieved. The similarities of all tokens, [Q, P, Lq, Lp], never exist at once, and each product is computed
+once.
 """
 
 import functools

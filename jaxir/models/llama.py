@@ -99,8 +99,8 @@ def _read_llama(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
 def _write_llama(config: "LlamaConfig", pad_id: int) -> dict[str, Any]:
     if config.qkv_bias != config.out_bias:
         raise ValueError(
-            f"{config.model_type} needs the same qkv_bias {config.qkv_bias} and out_bias {config.out_bias};"
-            " use another format"
+            f"{config.model_type} needs equal qkv_bias and out_bias, not {config.qkv_bias} and"
+            f" {config.out_bias}; use another format"
         )
     return _write(config, pad_id)
 

@@ -1,4 +1,4 @@
-"""Errors as JSON, in the form that the clients of each path read, and what replaces absent paths."""
+"""Errors as JSON, in the form that each path's clients read; for unknown paths, the paths to use instead."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def fixed_dimensions(
     """Returns a vector of F components for each of N texts, given the vectors of their tokens.
 
     The product of a query's and a passage's vector approximates their MaxSim. Without projections the
-    product is never above MaxSim, and approaches it as `bits` grow; projections add noise with mean 0 (Theorem
-    2.1 of the paper).
+    product is never above MaxSim, and approaches it as `bits` grow; projections add noise with mean 0
+    (Theorem 2.1 of the paper).
 
     Args:
       vectors: [T, D], those of all texts' tokens, one text after the other.
