@@ -38,7 +38,7 @@ def qrels(*, scores: bool = True) -> list[dict[str, Any]]:
 
 
 def nanobeir(folder: Path) -> str:
-    """zeta-alpha-ai/NanoSciFact: a folder for each table, the split train, no scores."""
+    """Writes data like zeta-alpha-ai/NanoSciFact: a folder for each table, only a split train, no scores."""
     for name, rows in {"corpus": documents(), "queries": queries(), "qrels": qrels(scores=False)}.items():
         write_table(folder / name / "train-00000-of-00001.parquet", rows)
     return f"hf:{folder}"

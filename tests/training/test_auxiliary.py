@@ -237,7 +237,7 @@ class Counting(Sigmoid):
 
 
 class OtherWords(Hooked):
-    """Data whose fingerprint belongs to other data than those whose words it counts."""
+    """Data that count the words of other data; the fingerprint stays their own."""
 
     def token_counts(self, field, vocab_size):
         return pairs(64, seed=1).token_counts(field, vocab_size)
