@@ -24,7 +24,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
-from jaxir.interop.huggingface import hf_sparse_encoder, named
+from jaxir.interop.huggingface import hf_hybrid_encoder, hf_sparse_encoder, named
 from jaxir.interop.model import kinds, lora, model_json, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
@@ -170,6 +170,9 @@ def read(
       weights: whether the parameters' values are needed. If False, an `hf:` encoder needs no weight files.
     """
     found, fingerprint = _read(spec, tokenizer, kind, weights)
+    alone = hf_hybrid_encoder.view(found, kind)
+    if alone is not found:
+        found, fingerprint = alone, None
     if kind not in (None, kinds.name_of(found.config)):
         raise UserError(f"{spec} is {kinds.of(found.config).what}; expected {kinds.KINDS[kind].what}")
     return found, fingerprint
@@ -354,7 +357,8 @@ def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str,
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
     # Models of these kinds may start from a dual encoder.
-    kind = None if kind in ("cross_encoder", "multi_vector_encoder", "sparse_encoder") else kind
+    with_heads = ("cross_encoder", "multi_vector_encoder", "sparse_encoder", "hybrid_encoder")
+    kind = None if kind in with_heads else kind
     try:
         if isinstance(config, SparseEncoderConfig):
             kind = hf_sparse_encoder.kind_of_start(base.spec)

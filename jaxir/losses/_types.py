@@ -57,5 +57,32 @@ class TokenVectors(NamedTuple):
         return TokenVectors(*(joined(*pair) for pair in zip(self[:2], lists[:2], strict=True)))
 
 
+class HybridVectors(NamedTuple):
+    """Texts as a hybrid encoder reads them (`jaxir.models.hybrid_encoder`): with three kinds of features.
+
+    Attributes:
+      dense: [B, D], one vector of each text; of hard negatives [B, N, D].
+      ids: [B, L] or [B, N, L], the tokens of the texts.
+      weights: [B, L] or [B, N, L], the weights of these tokens; a token that occurs again has 0 there.
+      tokens: the vectors of the tokens.
+    """
+
+    dense: Float32[Array, "*B D"]
+    ids: Int32[Array, "*B L"]
+    weights: Float32[Array, "*B L"]
+    tokens: TokenVectors
+
+    @property
+    def flat(self) -> "HybridVectors":
+        """The texts of all lists one after the other."""
+        return HybridVectors(*(x.reshape(-1, x.shape[-1]) for x in self[:3]), self.tokens.flat)
+
+    def in_lists(self, count: int) -> "HybridVectors":
+        """The texts of all lists as [B, N, ...], each list on the devices of its row."""
+        lists = (x.reshape(-1, count, x.shape[-1]) for x in self[:3])
+        parts = (constrain(x, ("batch", None, None)) for x in lists)
+        return HybridVectors(*parts, self.tokens.in_lists(count))
+
+
 Embedded = Vectors | TokenVectors
 EmbeddedNegatives = Negatives | TokenVectors

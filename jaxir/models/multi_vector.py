@@ -115,6 +115,13 @@ class MultiVectorConfig:
                 found = found & (ids != EXPANSION_TOKEN)
         return found & _among(ids, self.kept) if tower == "passage" and self.kept else found
 
+    def scored_vectors(self, vectors: jax.Array, ids: jax.Array, tower: Tower) -> TokenVectors:
+        """Returns the vectors [B, L, D] of tokens `ids` [B, L] with what MaxSim needs to score them."""
+        mask, weight = self.scored(ids, tower), None
+        if self.similarity == "meanmaxsim":
+            weight = 1.0 / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)
+        return TokenVectors(vectors, mask, weight)
+
     def chosen(self, vectors: np.ndarray, ids: np.ndarray, tower: Tower) -> np.ndarray:
         """Returns the vectors [M, D] by which a text is compared, chosen from those of its tokens `ids` [L].
 
@@ -141,11 +148,7 @@ class MultiVectorModel(layers.Summarised):
     def __init__(self, config: MultiVectorConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.encoder = make_encoder(config.backbone, rngs=rngs)
-        made, width = [], config.backbone.output_dim
-        for module in config.token_modules:
-            made.append(module.make(width, rngs=rngs))
-            width = width_after((module,), width)
-        self.token_modules = nnx.List(made)
+        self.token_modules = make_token_modules(config, rngs=rngs)
         attach(self, config.adapters, rngs=rngs)
         if config.expansion is not None and not config.expansion.attend:
             for _, module in nnx.iter_modules(self.encoder):
@@ -171,10 +174,7 @@ class MultiVectorModel(layers.Summarised):
         found = []
         vectors = self._encode(ids, [key for _, _, key in texts], [tower == "query" for _, tower, _ in texts])
         for x, tokens, (_, tower, _) in zip(vectors, ids, texts, strict=True):
-            mask, weight = config.scored(tokens, tower), None
-            if config.similarity == "meanmaxsim":
-                weight = 1.0 / jnp.maximum(mask.sum(1, dtype=jnp.float32), 1.0)
-            found.append(TokenVectors(x, mask, weight))
+            found.append(config.scored_vectors(x, tokens, tower))
         return found
 
     def score_lists(
@@ -200,7 +200,7 @@ class MultiVectorModel(layers.Summarised):
             if not expansion.attend:
                 edits[i] = functools.partial(self._put, added, full, key)
         edited = [edits] if any(edits) else []
-        return [self._mapped(x) for x in self.encoder.together(seen, keys, *edited)]
+        return [token_vectors(self.token_modules, x) for x in self.encoder.together(seen, keys, *edited)]
 
     def _put(self, added: jax.Array, ids: jax.Array, key: jax.Array | None, x: jax.Array) -> jax.Array:
         """Returns the blocks' input x [B, L, E] with the vectors of added tokens."""
@@ -208,11 +208,22 @@ class MultiVectorModel(layers.Summarised):
         dropout, *_ = layers.split_key(key, 3)
         return jnp.where(added[..., None], self.encoder.embed([ids], [dropout])[0], x)
 
-    def _mapped(self, hidden: jax.Array) -> jax.Array:
-        x = hidden.astype(jnp.float32).reshape(-1, hidden.shape[-1])
-        for module in self.token_modules:
-            x = module(x)
-        return constrain(x.reshape(*hidden.shape[:2], -1), ("batch", "length", "affinity"))
+
+def make_token_modules(config: MultiVectorConfig, *, rngs: nnx.Rngs) -> nnx.List:
+    """Makes the modules that follow the encoder, for each token's vector."""
+    made, width = [], config.backbone.output_dim
+    for module in config.token_modules:
+        made.append(module.make(width, rngs=rngs))
+        width = width_after((module,), width)
+    return nnx.List(made)
+
+
+def token_vectors(modules: nnx.List, hidden: jax.Array) -> jax.Array:
+    """Applies modules to the encoder's output [B, L, E]: returns float32 [B, L, D]."""
+    x = hidden.astype(jnp.float32).reshape(-1, hidden.shape[-1])
+    for module in modules:
+        x = module(x)
+    return constrain(x.reshape(*hidden.shape[:2], -1), ("batch", "length", "affinity"))
 
 
 def _among(ids: Any, chosen: tuple[int, ...]) -> Any:

@@ -19,6 +19,9 @@ ST_ROUTER = "router_config.json"
 _ARCHITECTURES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ST_TRANSFORMER = tuple(f"sentence_{name}_config.json" for name in _ARCHITECTURES)
 
+# Weights of BGE-M3's heads for token weights and for token vectors, beside those of its encoder.
+HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
+
 _STATIC = ("StaticEmbedding", "SparseStaticEmbedding")  # modules with a tokenizer and no transformers model
 _READ_TEXTS = ("Transformer", "MLMTransformer", *_STATIC)  # modules with a tokenizer
 _HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling")
@@ -27,7 +30,7 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".g
 
 
 class Wanted(NamedTuple):
-    """Paths in a repository: configurations, tokenizer, indices of weights; and a copy of the weights."""
+    """Paths in a repository: configurations, tokenizer, indices of weights, heads; and a copy of the weights."""
 
     small: list[str]
     weights: list[str]
@@ -60,7 +63,7 @@ def wanted(
     if ST_CONFIG in names and not modules:
         about = read(ST_CONFIG)
         listed = isinstance(about, dict) and about.get("model_type") == "CrossEncoder"
-    small = [*([ST_MODULES] if listed else []), ST_CONFIG]
+    small = [*([ST_MODULES] if listed else []), ST_CONFIG, *HYBRID_HEADS]
     for root in roots:
         small += [root + name for name in (CONFIG, ADAPTER_CONFIG, *ST_TRANSFORMER)]
         in_root = {name: name.removeprefix(root) for name in names if name.startswith(root)}

@@ -10,6 +10,7 @@ from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import (
     hf,
     hf_cross_encoder,
+    hf_hybrid_encoder,
     hf_seq2seq,
     hf_sparse_encoder,
     peft,
@@ -24,6 +25,10 @@ from jaxir.interop.weights.weights import read_json
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling
 
 _DEFAULT_LENGTH = 512  # maximum number of tokens per text
+_OF_TOKENS = {
+    "hybrid_encoder": "token weights and token vectors",
+    "multi_vector_encoder": "token vectors",
+}
 _HUB_NAME = r"(?P<owner>[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*(@[^\s:]+)?"
 
 
@@ -51,9 +56,7 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
     "hf" gets `stored.shapes_alone`.
     """
-    if kind == "multi_vector_encoder" and form == "hf":
-        raise UserError(f"hf:{name} has no vectors of tokens to compare: give st: and a multi-vector encoder")
-    if form == "st" and kind in (None, "dual_encoder", "sparse_encoder", "multi_vector_encoder"):
+    if form == "st" and kind not in ("cross_encoder", "seq2seq"):
         return _read_sentence_transformers(name, kind)
     owner = "cross-encoder" if (form, kind) == ("st", "cross_encoder") else None
     weights = weights or kind != "dual_encoder"
@@ -65,6 +68,10 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     )
     if kind == "seq2seq":
         return hf_seq2seq.read(directory)
+    if kind != "cross_encoder" and hf_hybrid_encoder.is_one(directory):
+        return hf_hybrid_encoder.read(directory)
+    if kind in ("hybrid_encoder", "multi_vector_encoder"):
+        raise UserError(f"hf:{name} has no head for {_OF_TOKENS[kind]}: give a model that has one")
     if kind == "sparse_encoder":
         return hf_sparse_encoder.from_language_model(directory)
     if kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))):
@@ -97,7 +104,13 @@ def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
     def reader(directory: Path) -> Any:
         if kind is None and hf_cross_encoder.is_one(peft.base_directory(directory)):
             return hf_cross_encoder
-        others = {"sparse_encoder": hf_sparse_encoder, "multi_vector_encoder": st_multi_vector}
+        if kind != "dual_encoder" and hf_hybrid_encoder.is_one(directory):
+            return hf_hybrid_encoder
+        others = {
+            "sparse_encoder": hf_sparse_encoder,
+            "multi_vector_encoder": st_multi_vector,
+            "hybrid_encoder": hf_hybrid_encoder,
+        }
         return others.get(st_files.kind_of(directory) if kind is None else kind, sentence_transformers)
 
     def check(directory: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.hybrid_encoder import HybridEncoderConfig, LexicalEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.multi_vector import MultiVectorConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
@@ -20,7 +21,9 @@ ModelConfig = (
     | CrossEncoderConfig
     | Seq2SeqConfig
     | SparseEncoderConfig
+    | LexicalEncoderConfig
     | MultiVectorConfig
+    | HybridEncoderConfig
     | MaskedLMConfig
 )
 
@@ -31,6 +34,7 @@ class Kind:
 
     Attributes:
       config: the class of its configurations.
+      others: further classes of configurations, with a field that tells each from `config`.
       what: its description in messages.
       lengths: maps settings to {name of the setting: maximum number of tokens per input}.
       of_tokenizer: fields of the configuration that the tokenizer decides, excluded from fingerprints.
@@ -41,6 +45,7 @@ class Kind:
     config: type[Any]
     what: str
     lengths: Callable[[EncoderSettings], dict[str, int]]
+    others: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
     of_tokenizer: tuple[str, ...] = ()
     since: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -77,6 +82,7 @@ KINDS = {
         config=SparseEncoderConfig,
         what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
         lengths=_of_either,
+        others={"unweighted": LexicalEncoderConfig},
     ),
     "multi_vector_encoder": Kind(
         config=MultiVectorConfig,
@@ -84,12 +90,19 @@ KINDS = {
         lengths=_of_either,
         since={"pooling": None},
     ),
+    "hybrid_encoder": Kind(
+        config=HybridEncoderConfig,
+        what="a hybrid encoder, which makes a vector, token weights and token vectors (jaxir.HybridEncoder)",
+        lengths=_of_either,
+    ),
 }
 
 
 def name_of(config: ModelConfig) -> str:
     """Returns the name of a model's kind."""
-    return next(name for name, kind in KINDS.items() if isinstance(config, kind.config))
+    return next(
+        name for name, kind in KINDS.items() if isinstance(config, (kind.config, *kind.others.values()))
+    )
 
 
 def of(config: ModelConfig) -> Kind:

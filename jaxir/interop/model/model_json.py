@@ -14,6 +14,7 @@ from jaxir.models import backbones
 from jaxir.models.adapters import Adapters
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
+from jaxir.models.hybrid_encoder import HybridEncoderConfig, LexicalEncoderConfig
 from jaxir.models.multi_vector import Expansion, MultiVectorConfig
 from jaxir.models.token_pooling import TokenPooling
 from jaxir.storage.json_files import made
@@ -36,8 +37,10 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
     if str(name) not in kinds.KINDS:
         raise UserError(f"{path}: unknown kind of model {name!r:.40}; known kinds: {', '.join(kinds.KINDS)}")
     kind = kinds.KINDS[name].config
+    others = kinds.KINDS[name].others
     try:
         fields = dict(require(content, "model", path))
+        kind = next((other for field, other in others.items() if field in fields), kind)
         backbone = dict(fields["backbone"])
         family = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
         fields["backbone"] = _made(family, backbone, path)
@@ -54,6 +57,8 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
                 fields["expansion"] = _made(Expansion, fields["expansion"], path)
             if fields.get("pooling") is not None:
                 fields["pooling"] = _made(TokenPooling, fields["pooling"], path)
+        of_tokens = ("skipped", "unweighted") if kind in (HybridEncoderConfig, LexicalEncoderConfig) else ()
+        fields |= {name: tuple(fields[name]) for name in of_tokens if name in fields}
         if fields.get("adapters") is not None:
             fields["adapters"] = _made(Adapters, fields["adapters"], path)
         config = _made(kind, fields, path)

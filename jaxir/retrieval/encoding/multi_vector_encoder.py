@@ -233,22 +233,27 @@ class MultiVectorEncoder:
         Returns:
           float32 [Q, P]; passages without tokens score -1e9, below all others.
         """
-        a, b = (_listed(side) for side in (queries, passages))
-        scores = np.zeros([len(a), len(b)], np.float32)
-        plans = [
-            plan_batches([len(x) for x in side], batch_tokens=size, shape_cost=size)
-            for side, size in ((a, _QUERY_TOKENS), (b, _PASSAGE_TOKENS))
-        ]
-        for of_passages in plans[1]:
-            passages = padded_tokens([b[i] for i in of_passages.texts], of_passages)
-            for of_queries in plans[0]:
-                queries = padded_tokens([a[i] for i in of_queries.texts], of_queries)
-                found = _compared(*queries, *passages)
-                found = np.asarray(found)[: len(of_queries.texts), : len(of_passages.texts)]
-                scores[np.ix_(of_queries.texts, of_passages.texts)] = found
-        if self.similarity_fn_name == "meanmaxsim" and a:
-            scores /= np.array([max(1, len(x)) for x in a], np.float32)[:, None]
-        return scores
+        return similarities_of_lists(queries, passages, mean=self.similarity_fn_name == "meanmaxsim")
+
+
+def similarities_of_lists(queries: Vectors, passages: Vectors, *, mean: bool) -> np.ndarray:
+    """Returns MaxSim, float32 [Q, P], of vectors [tokens, D]; `mean` divides by the number of query tokens."""
+    a, b = (_listed(side) for side in (queries, passages))
+    scores = np.zeros([len(a), len(b)], np.float32)
+    plans = [
+        plan_batches([len(x) for x in side], batch_tokens=size, shape_cost=size)
+        for side, size in ((a, _QUERY_TOKENS), (b, _PASSAGE_TOKENS))
+    ]
+    for of_passages in plans[1]:
+        passages = padded_tokens([b[i] for i in of_passages.texts], of_passages)
+        for of_queries in plans[0]:
+            queries = padded_tokens([a[i] for i in of_queries.texts], of_queries)
+            found = _compared(*queries, *passages)
+            found = np.asarray(found)[: len(of_queries.texts), : len(of_passages.texts)]
+            scores[np.ix_(of_queries.texts, of_passages.texts)] = found
+    if mean and a:
+        scores /= np.array([max(1, len(x)) for x in a], np.float32)[:, None]
+    return scores
 
 
 _compared = jax.jit(maxsim)

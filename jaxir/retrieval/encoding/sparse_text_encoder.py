@@ -209,7 +209,7 @@ class SparseEncoder:
                     bar.update(len(tokens))
                 else:
                     found.append(self._model_weights(tokens, limit, on_batch=bar.update, **how))
-        return self._checked(self._in_own_order(sparse.vstack(found, format="csr")), given)
+        return self._checked(in_own_order(sparse.vstack(found, format="csr"), self.tokenizer.pad_swap), given)
 
     def tokens(self, texts: Sequence[str], tower: Tower, *, prompt: str | None = None) -> list[np.ndarray]:
         """Returns the token ids of texts with a prompt, truncated at the side's maximum length."""
@@ -270,16 +270,6 @@ class SparseEncoder:
         found.eliminate_zeros()
         return found
 
-    def _in_own_order(self, matrix: sparse.csr_matrix) -> sparse.csr_matrix:
-        """Exchanges the columns of id 0 and of the padding token, which `Tokenizer` exchanges."""
-        if (pad_id := self.tokenizer.pad_swap) is not None:
-            order = np.arange(self.dimension, dtype=matrix.indices.dtype)
-            order[[0, pad_id]] = order[[pad_id, 0]]
-            matrix.indices = order[matrix.indices]
-            matrix.has_sorted_indices = False
-        matrix.sort_indices()
-        return matrix
-
     def _checked(self, matrix: sparse.csr_matrix, texts: list[str]) -> sparse.csr_matrix:
         """Returns a matrix; raises a UserError if a weight is not finite."""
         bad = np.flatnonzero(~np.isfinite(matrix.data))
@@ -290,3 +280,14 @@ class SparseEncoder:
                 f" {texts[row]!r:.40}"
             )
         return matrix
+
+
+def in_own_order(matrix: sparse.csr_matrix, pad_swap: int | None) -> sparse.csr_matrix:
+    """Exchanges the columns of id 0 and of the padding token `pad_swap`, which `Tokenizer` exchanges."""
+    if pad_swap is not None:
+        order = np.arange(matrix.shape[1], dtype=matrix.indices.dtype)
+        order[[0, pad_swap]] = order[[pad_swap, 0]]
+        matrix.indices = order[matrix.indices]
+        matrix.has_sorted_indices = False
+    matrix.sort_indices()
+    return matrix

@@ -1,0 +1,91 @@
+"""Reads folders of BGE-M3's form (FlagEmbedding): an encoder, `sparse_linear.pt` and `colbert_linear.pt`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxir.core.errors import UserError
+from jaxir.core.features import PADDING_TOKEN
+from jaxir.data.text.tokenizer import Tokenizer
+from jaxir.interop.hub import hub_files
+from jaxir.interop.huggingface import hf, sentence_transformers
+from jaxir.interop.model import stored
+from jaxir.interop.model.encoder_settings import EncoderSettings
+from jaxir.interop.model.stored import StoredModel
+from jaxir.interop.weights import torch_zip
+from jaxir.interop.weights.lazy import loaded
+from jaxir.interop.weights.weights import require
+from jaxir.models.hybrid_encoder import HybridEncoderConfig
+
+_LENGTH = 512  # maximum number of tokens of a text without a modules.json, as in FlagEmbedding 1.4
+_SPARSE, _TOKENS = hub_files.HYBRID_HEADS
+_UNKNOWN = ("<unk>", "[UNK]")
+# Kinds of models that one head makes -> the name of the head's configuration, and of its parameters.
+_VIEWS = {
+    "dual_encoder": ("dense", "encoder."),
+    "sparse_encoder": ("lexical", "token_weight."),
+    "multi_vector_encoder": ("multi_vector", "token_modules."),
+}
+
+
+def is_one(directory: Path) -> bool:
+    """Returns whether a folder has the files of the sparse and the multi-vector head."""
+    return all((directory / name).is_file() for name in hub_files.HYBRID_HEADS)
+
+
+def check(directory: Path) -> None:
+    """Checks, before weights are downloaded, that the encoder is supported."""
+    hf.read_architecture(directory)
+
+
+def read(directory: Path) -> StoredModel:
+    """Reads a folder. Its modules.json, if there is one, gives lengths and prompts."""
+    if not is_one(directory):
+        raise UserError(f"{directory}: a hybrid encoder has {_SPARSE} and {_TOKENS}; give another model")
+    settings = None
+    if (directory / hub_files.ST_MODULES).is_file():
+        settings = sentence_transformers.read(directory).settings
+    encoder, tokenizer = hf.read(directory)
+    if settings is None:
+        length = min(_LENGTH, encoder.config.max_positions or _LENGTH)
+        settings = EncoderSettings(query_max_length=length, passage_max_length=length)
+    heads = {name: torch_zip.open_file(directory / name) for name in hub_files.HYBRID_HEADS}
+    kernels = {name: loaded(require(heads[name], "weight", directory / name)).T for name in heads}
+    biases = {name: loaded(require(heads[name], "bias", directory / name)) for name in heads}
+    config = HybridEncoderConfig(
+        backbone=encoder.config,
+        token_dimension=kernels[_TOKENS].shape[1],
+        **special_tokens(tokenizer),
+    )
+    params: dict[str, Any] = dict(encoder.in_model)
+    for part, name in (("token_weight", _SPARSE), ("token_modules.0.linear", _TOKENS)):
+        params |= {f"{part}.kernel": np.ascontiguousarray(kernels[name]), f"{part}.bias": biases[name]}
+    stored.check_params(params, stored.model_shapes(config), str(directory))
+    return StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
+    """Returns the fields of a `HybridEncoderConfig` that the tokenizer decides.
+
+    A text's first token has no vector of its own, and the tokens around a text, padding and unknown tokens have
+    no weight.
+    """
+    ends = tokenizer.encode_batch([""], max_length=8)[0].tolist()
+    unknown = [tokenizer.id_of(token) for token in _UNKNOWN]
+    unweighted = {i for i in (*ends, *unknown) if i not in (None, PADDING_TOKEN, 0)}
+    return {"skipped": tuple(ends[:1]), "unweighted": tuple(sorted(unweighted))}
+
+
+def view(model: StoredModel, kind: str | None) -> StoredModel:
+    """Returns a hybrid encoder as a model of another kind, with the parameters of that kind's head alone.
+
+    If `kind` is None or no head is of this kind, the model itself is returned.
+    """
+    config = model.config
+    if not isinstance(config, HybridEncoderConfig) or kind not in _VIEWS:
+        return model
+    head, prefix = _VIEWS[kind]
+    params = {name: x for name, x in model.params.items() if name.startswith(("encoder.", prefix))}
+    return dataclasses.replace(model, config=getattr(config, head), params=params)
