@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from jaxir.interop.build import FromScratch as FromScratch
     from jaxir.interop.build import Pretrained as Pretrained
     from jaxir.interop.build import PretrainedCrossEncoder as PretrainedCrossEncoder
+    from jaxir.interop.build import PretrainedHybrid as PretrainedHybrid
+    from jaxir.interop.build import PretrainedMultiVector as PretrainedMultiVector
     from jaxir.interop.build import PretrainedSeq2Seq as PretrainedSeq2Seq
     from jaxir.losses.in_batch import in_batch_softmax as in_batch_softmax
     from jaxir.losses.pair import pair as pair
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from jaxir.objectives.seq2seq import Seq2Seq as Seq2Seq
     from jaxir.retrieval.encoding.embeddings import encode_corpus as encode_corpus
     from jaxir.retrieval.encoding.generator import Generator as Generator
+    from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder as HybridEncoder
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder as MultiVectorEncoder
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder as CrossEncoder
     from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder as SparseEncoder
@@ -48,7 +51,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "data.sets.own_pairs": "Pairs",
-    "interop.build": "FromScratch Pretrained PretrainedCrossEncoder PretrainedSeq2Seq",
+    "interop.build": (
+        "FromScratch Pretrained PretrainedCrossEncoder PretrainedHybrid PretrainedMultiVector PretrainedSeq2Seq"
+    ),
     "losses.in_batch": "in_batch_softmax",
     "losses.pair": "pair",
     "losses.samtone": "samtone",
@@ -57,6 +62,7 @@ _NAMES = {
     "objectives.seq2seq": "Seq2Seq",
     "retrieval.encoding.embeddings": "encode_corpus",
     "retrieval.encoding.generator": "Generator",
+    "retrieval.encoding.hybrid_text_encoder": "HybridEncoder",
     "retrieval.encoding.multi_vector_encoder": "MultiVectorEncoder",
     "retrieval.encoding.pair_scorer": "CrossEncoder",
     "retrieval.encoding.sparse_text_encoder": "SparseEncoder",

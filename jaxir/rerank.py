@@ -1,4 +1,4 @@
-"""Command: reranks a run with a cross-encoder or a multi-vector encoder."""
+"""Command: reranks a run with a cross-encoder, a multi-vector encoder or a hybrid encoder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def rerank(
     keep_rest: bool = False,
     weights: Literal["int8", "nf4"] | None = None,
 ) -> None:
-    """Reranks the best documents of each query of a run with a cross-encoder or a multi-vector encoder.
+    """Reranks the best documents of each query of a run with a model.
 
-    Writes a run with the cross-encoder's scores (logits), or the multi-vector encoder's (MaxSim). Documents
-    below rank --depth are left out, or follow in the run's order with --keep_rest.
+    Writes a run with a cross-encoder's scores (logits), a multi-vector encoder's (MaxSim), or a hybrid encoder's
+    (the sum of its heads' scores: 1 dense + 0.3 sparse + 1 MaxSim). Documents below rank --depth are left out, or
+    follow in the run's order with --keep_rest.
 
     Args:
       model: the reranker: a jaxir run or model directory, or hf: or st: and a directory or hub name.
@@ -40,6 +41,7 @@ def rerank(
     from jaxir.data.formats.beir_folder import BeirFolder
     from jaxir.evaluation.datasets import parse_dataset
     from jaxir.retrieval.encoding.any_encoder import kind_of
+    from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
     from jaxir.retrieval.ranking import run_reranking, token_reranking
@@ -48,10 +50,11 @@ def rerank(
     _, directory = parse_dataset(dataset, "beir")
     found = read_run(run)
     candidates = run_reranking.read_candidates(found, BeirFolder(directory), depth=depth)
-    if kind_of(model) == "multi_vector_encoder":
+    encoders = {"multi_vector_encoder": MultiVectorEncoder, "hybrid_encoder": HybridEncoder}
+    if (encoder := encoders.get(kind_of(model))) is not None:
         if weights is not None:
             raise UserError("--weights only applies to a cross-encoder: leave it out")
-        scored = token_reranking.rerank(candidates, MultiVectorEncoder.load(model))
+        scored = token_reranking.rerank(candidates, encoder.load(model))
     else:
         scored = run_reranking.rerank(candidates, CrossEncoder.load(model, weights=weights))
     if keep_rest:

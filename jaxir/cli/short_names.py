@@ -33,7 +33,8 @@ dev_questions: answers=dev_answers run=dev_run split=dev_split
 dev_targets: path=dev_targets
 DiffCSE: contrastive=diffcse_of masking=masking_ratio texts=changed_text weight=lambda
 Generation: every=generation_every max_new_tokens=dev_new_tokens num_beams=dev_beams
-generator/PretrainedMaskedLM: dtype=generator_dtype source=generator
+generator/PretrainedHybrid: source=model
+PretrainedMaskedLM: dtype=generator_dtype source=generator
 GrainRecords: directory=records
 Guided: margin=guide_margin
 held_out/Texts: path=dev_text
@@ -45,6 +46,7 @@ Mixture: temperature=mixture_temperature
 pooler_of: source=pooler
 Pretrained PretrainedCrossEncoder PretrainedSeq2Seq UnderIdentityProjection: source=model
 PretrainedGuide: dtype=guide_dtype source=guide
+PretrainedHybrid: source=model
 PretrainedMaskedLM: dtype=head_dtype
 PretrainedMultiVector: source=model
 PROP: head=mlm_head masking=mlm_masking mu=smoothing

@@ -15,7 +15,13 @@ from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.hub import hub
-from jaxir.interop.huggingface import hf, hf_cross_encoder, hf_masked_lm, hf_sparse_encoder
+from jaxir.interop.huggingface import (
+    hf,
+    hf_cross_encoder,
+    hf_hybrid_encoder,
+    hf_masked_lm,
+    hf_sparse_encoder,
+)
 from jaxir.interop.model import kinds, lora, multi_vector_start, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
@@ -129,7 +135,7 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         if kinds.name_of(model.config) != "cross_encoder":
-            model = _with_new_head(model, seed=seed, where=where)
+            model = hf_cross_encoder.with_new_head(model, seed=seed, where=where)
         try:  # planning has no tokenizer
             separator = model.tokenizer and PairTokenizer(model.tokenizer).separator
         except UserError as error:
@@ -207,6 +213,27 @@ class PretrainedSparse(CommonOverrides, _Opened):
         elif model.config.static_queries:
             raise UserError(f"{where}: training of stored query weights is not supported; give another model")
         return super().apply(model, seed=seed, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedHybrid(CommonOverrides, _Opened):
+    """A hybrid encoder (BGE-M3) to load, or an encoder that becomes one; `build(seed=0)` loads it.
+
+    Attributes:
+      source: a hybrid encoder, or a dual encoder with one encoder, in a form that `model_dir.load` accepts. A
+        dual encoder keeps its pooling and gets two new heads (`hf_hybrid_encoder.with_new_heads`).
+      projection: dimension of a token's vector of a new hybrid encoder; None: the encoder's width.
+    """
+
+    _kind: ClassVar[str | None] = None
+
+    source: str
+    projection: Count | None = None
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        how = {"dimension": self.projection, "seed": seed, "where": where}
+        return super().apply(hf_hybrid_encoder.with_new_heads(model, **how), seed=seed, where=where)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -353,33 +380,3 @@ def _name_of(source: str, what: str) -> str:
     if form != "hf" or not name:
         raise UserError(f"{source}: {what} must be given as hf:NAME or hf:DIRECTORY")
     return name
-
-
-def _with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
-    """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2)."""
-    config = found.config
-    if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
-        raise UserError(
-            f"{where}: a cross-encoder starts from one encoder, not from {config.summary}; give a"
-            " model with sharing='sde'"
-        )
-    made = CrossEncoderConfig(backbone=config.backbone, **hf_cross_encoder.head_of(config.backbone))
-    params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
-    width, init = config.backbone.embed_dim, layers.normal(0.02)
-    shapes = {"pooler": (width, width), "classifier": (width, 1)}
-    for (name, shape), key in zip(shapes.items(), jax.random.split(jax.random.key(seed), 2), strict=True):
-        params[f"{name}.kernel"] = np.asarray(init(key, shape))
-        params[f"{name}.bias"] = np.zeros(shape[1], np.float32)
-    if made.normed:
-        params["norm.scale"] = np.ones_like(params.pop("pooler.bias"))
-    return StoredModel(
-        config=made,
-        params=params,
-        tokenizer=found.tokenizer,
-        settings=dataclasses.replace(
-            EncoderSettings.of_pairs(found.settings.passage_max_length),
-            query_prompt=found.settings.query_prompt,
-            passage_prompt=found.settings.passage_prompt,
-        ),
-        checkpoint=found.checkpoint,
-    )

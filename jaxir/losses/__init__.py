@@ -5,6 +5,7 @@ names below replace the modules as attributes of this package, whichever module 
 `from jaxir.losses import samtone` still imports the module, whose function is `@samtone.samtone`.
 """
 
+from jaxir.losses._types import HybridVectors as HybridVectors
 from jaxir.losses._types import TokenVectors as TokenVectors
 from jaxir.losses.bce import bce as bce
 from jaxir.losses.distillation import kl_distillation as kl_distillation
@@ -24,12 +25,14 @@ from jaxir.losses.ranking import list_softmax as list_softmax
 from jaxir.losses.ranking import margin_ranking as margin_ranking
 from jaxir.losses.ranking import rank_margin as rank_margin
 from jaxir.losses.samtone import samtone as samtone
+from jaxir.losses.self_distillation import self_distillation as self_distillation
 from jaxir.losses.tokens import token_cross_entropy as token_cross_entropy
 from jaxir.losses.word_distributions import js_softmax as js_softmax
 from jaxir.losses.xtr import xtr as xtr
 
 __all__ = [
     "Guide",
+    "HybridVectors",
     "TokenVectors",
     "bce",
     "binary_cross_entropy",
@@ -48,6 +51,7 @@ __all__ = [
     "pair",
     "rank_margin",
     "samtone",
+    "self_distillation",
     "token_cross_entropy",
     "triplet",
     "xtr",

@@ -16,6 +16,7 @@ from jaxir.losses._types import (
     AllKeys,
     Embedded,
     EmbeddedNegatives,
+    HybridVectors,
     Keys,
     Metrics,
     NegativeKeys,
@@ -59,7 +60,7 @@ class Terms(NamedTuple):
 
 def keep_columns(
     batch: int,
-    negatives: EmbeddedNegatives | None,
+    negatives: EmbeddedNegatives | HybridVectors | None,
     query_key: Keys | None,
     passage_key: Keys | None,
     negative_key: NegativeKeys | None,
@@ -105,14 +106,16 @@ def logits(rows: Embedded, columns: Embedded, temperature: float) -> Float32[Arr
     return jnp.matmul(rows, columns.T, precision=jax.lax.Precision.HIGHEST) / temperature
 
 
-def rows_of(x: Embedded) -> int:
+def rows_of(x: Embedded | HybridVectors) -> int:
     """Returns B, the number of texts."""
+    if isinstance(x, HybridVectors):
+        return len(x.ids)
     return len(x.mask if isinstance(x, TokenVectors) else x)
 
 
-def flat(negatives: EmbeddedNegatives) -> Embedded:
+def flat(negatives: EmbeddedNegatives | HybridVectors) -> Embedded | HybridVectors:
     """Returns the hard negatives of all rows as columns."""
-    if isinstance(negatives, TokenVectors):
+    if isinstance(negatives, TokenVectors | HybridVectors):
         return negatives.flat
     return negatives.reshape(-1, negatives.shape[-1])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import DualEncoderConfig, Tower, pool
 from jaxir.models.multi_vector import MultiVectorConfig, make_token_modules, token_vectors
 from jaxir.runtime.partitioning import constrain
+
+HybridPooling = Literal["cls", "mean", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +82,9 @@ class LexicalEncoderModel(layers.Summarised):
         """Returns the weights [B, V] of several batches (token ids [B, L], tower, dropout key)."""
         ids, _, keys = zip(*texts, strict=True)
         found = self.encoder.together(ids, keys)
-        weights = (lexical_weights(self.token_weight, self.config, *pair) for pair in zip(found, ids, strict=True))
+        weights = (
+            lexical_weights(self.token_weight, self.config, *pair) for pair in zip(found, ids, strict=True)
+        )
         return [in_vocabulary(*pair, self.config.dimension) for pair in zip(ids, weights, strict=True)]
 
 
@@ -90,8 +94,10 @@ class HybridEncoderConfig:
     """The components of a hybrid encoder. Both towers share all parameters.
 
     Attributes:
-      backbone: the encoder. The text's vector is that of its first token, divided by its length.
+      backbone: the encoder.
       token_dimension: dimension of a token's vector.
+      pooling: how the vectors of the tokens become the vector of the text, as in `DualEncoderConfig`; BGE-M3 has
+        "cls".
       skipped: ids of tokens that have no vector of their own, such as the first.
       unweighted: ids of tokens that get no weight, such as those that start and end a text.
       adapters: LoRA in the encoder; None: none.
@@ -99,6 +105,7 @@ class HybridEncoderConfig:
 
     backbone: BackboneConfig
     token_dimension: Size
+    pooling: HybridPooling = "cls"
     skipped: tuple[int, ...] = ()
     unweighted: tuple[int, ...] = ()
     adapters: Adapters | None = None
@@ -106,7 +113,7 @@ class HybridEncoderConfig:
     @property
     def dense(self) -> DualEncoderConfig:
         return DualEncoderConfig(
-            backbone=self.backbone, pooling="cls", similarity="cosine", adapters=self.adapters
+            backbone=self.backbone, pooling=self.pooling, similarity="cosine", adapters=self.adapters
         )
 
     @property
@@ -186,10 +193,13 @@ class HybridEncoderModel(layers.Summarised):
         return jnp.concatenate([found.dense, found.weights, flat], axis=1)
 
     def _dense(self, hidden: jax.Array, ids: jax.Array) -> jax.Array:
-        return constrain(l2_normalize(pool(hidden, ids != 0, how="cls", left_out=0)), ("batch", None))
+        pooled = pool(hidden, self.encoder.is_pooled(ids), how=self.config.pooling, left_out=0)
+        return constrain(l2_normalize(pooled), ("batch", None))
 
 
-def unpacked(row: np.ndarray, config: HybridEncoderConfig, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def unpacked(
+    row: np.ndarray, config: HybridEncoderConfig, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Takes apart a row of `encode_packed` of `length` tokens, some of which may be padding.
 
     Returns:
@@ -200,7 +210,10 @@ def unpacked(row: np.ndarray, config: HybridEncoderConfig, length: int) -> tuple
 
 
 def lexical_weights(
-    linear: layers.Linear, config: LexicalEncoderConfig | HybridEncoderConfig, hidden: jax.Array, ids: jax.Array
+    linear: layers.Linear,
+    config: LexicalEncoderConfig | HybridEncoderConfig,
+    hidden: jax.Array,
+    ids: jax.Array,
 ) -> jax.Array:
     """Returns the weights [B, L] of the tokens of texts, from their vectors [B, L, E].
 

@@ -99,3 +99,28 @@ class Contrastive(LossObjective):
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None
     ) -> tuple[jax.Array, Metrics]:
         return self.loss_of(self.embed(model, batch, key), batch)
+
+
+def embed_by(
+    read: Callable[[list[tuple[jax.Array, str, RandomKey]]], list[Any]], batch: Batch, key: RandomKey
+) -> Embeddings:
+    """Embeds the texts of a batch by a model's method, which takes all texts at once.
+
+    Args:
+      read: maps (token ids [B, L], tower, dropout key) of several batches to what it makes of each: arrays [B, D]
+        or texts of `jaxir.losses`, such as `TokenVectors`.
+      batch: query_ids [B, Lq], passage_ids [B, Lp] and, if given, negative_ids [B, N, Lp].
+      key: for dropout; None: no dropout.
+    """
+    keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
+    texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
+    negatives = batch.get("negative_ids")
+    if negatives is None:
+        return Embeddings(*read(texts))
+    flat = constrain(negatives.reshape(-1, negatives.shape[-1]), ("batch", None))
+    query, passage, found = read([*texts, (flat, "passage", keys[2])])
+    count = negatives.shape[1]
+    if hasattr(found, "in_lists"):
+        return Embeddings(query, passage, found.in_lists(count))
+    found = found.reshape(-1, count, found.shape[-1])
+    return Embeddings(query, passage, constrain(found, ("batch", None, None)))

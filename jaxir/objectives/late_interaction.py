@@ -12,10 +12,9 @@ import jax
 from jaxir.core.values import checked
 from jaxir.losses.distillation import kl_distillation
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.contrastive import Contrastive, Embeddings, embed_by
 from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, Metrics, RandomKey
-from jaxir.runtime.partitioning import constrain
 
 # MaxSim sums over a query's tokens, so scores of passages differ enough without a small temperature. PyLate
 # 1.6 and sentence-transformers 6.2 have the same defaults.
@@ -39,14 +38,7 @@ class LateInteraction(Contrastive):
     reads_with = "token_vectors"
 
     def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
-        keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
-        texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
-        negatives = batch.get("negative_ids")
-        if negatives is None:
-            return Embeddings(*model.token_vectors(texts))
-        flat = constrain(negatives.reshape(-1, negatives.shape[-1]), ("batch", None))
-        query, passage, found = model.token_vectors([*texts, (flat, "passage", keys[2])])
-        return Embeddings(query, passage, found.in_lists(negatives.shape[1]))
+        return embed_by(model.token_vectors, batch, key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -20,6 +20,7 @@ from jaxir.core.values import Count, Layers, Rate, Size, check_value, hints_of
 from jaxir.models.cross_encoder import CrossEncoderModel
 from jaxir.models.decoder import VectorDecoder, decoder_for
 from jaxir.models.dual_encoder import DualEncoderModel
+from jaxir.models.hybrid_encoder import HybridEncoderModel
 from jaxir.models.layers import unexpected_array
 from jaxir.models.multi_vector import MultiVectorModel
 from jaxir.models.seq2seq import Seq2SeqModel
@@ -34,6 +35,7 @@ _KINDS = {
         "PretrainedMultiVector(...) (gin/models/multi_vector.gin)",
     ),
     Seq2SeqModel: ("a generator", "PretrainedSeq2Seq(...) (gin/models/seq2seq.gin)"),
+    HybridEncoderModel: ("a hybrid encoder", "PretrainedHybrid(...) (gin/models/hybrid_encoder.gin)"),
     SparseEncoderModel: ("a sparse encoder", "PretrainedSparse(...) (gin/models/sparse_encoder.gin)"),
 }
 _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")

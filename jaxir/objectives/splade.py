@@ -13,10 +13,9 @@ from jaxir.core.values import NotNegative, Warmup, checked
 from jaxir.losses import sparsity
 from jaxir.losses.distillation import margin_mse
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.objectives.contrastive import Contrastive, Embeddings
+from jaxir.objectives.contrastive import Contrastive, Embeddings, embed_by
 from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, InSteps, Metrics, RandomKey
-from jaxir.runtime.partitioning import constrain
 
 Regularizer = Literal["flops", "l1"]
 _REGULARIZERS = {"flops": sparsity.flops, "l1": sparsity.l1}
@@ -119,15 +118,7 @@ class Splade(_Regularized, Contrastive):
     reads_with = "token_weights"
 
     def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
-        keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
-        texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
-        negatives = batch.get("negative_ids")
-        if negatives is None:
-            return Embeddings(*model.token_weights(texts))
-        flat = constrain(negatives.reshape(-1, negatives.shape[-1]), ("batch", None))
-        query, passage, found = model.token_weights([*texts, (flat, "passage", keys[2])])
-        found = found.reshape(*negatives.shape[:2], -1)
-        return Embeddings(query, passage, constrain(found, ("batch", None, None)))
+        return embed_by(model.token_weights, batch, key)
 
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None

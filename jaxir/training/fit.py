@@ -24,6 +24,7 @@ from jaxir.interop.build import (
     FromScratch,
     Pretrained,
     PretrainedCrossEncoder,
+    PretrainedHybrid,
     PretrainedMultiVector,
     PretrainedSeq2Seq,
 )
@@ -32,12 +33,14 @@ from jaxir.interop.model.overrides import Overrides
 from jaxir.interop.model.stored import StoredModel
 from jaxir.losses.in_batch import in_batch_softmax
 from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.hybrid import HybridContrastive
 from jaxir.objectives.late_interaction import LateInteraction
 from jaxir.objectives.objective import Objective
 from jaxir.objectives.query_reranking import QueryReranking
 from jaxir.objectives.reranking import Reranking
 from jaxir.objectives.seq2seq import Seq2Seq
 from jaxir.retrieval.encoding.generator import Generator
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 from jaxir.retrieval.encoding.query_reranker import QueryReranker
@@ -59,6 +62,7 @@ Start = (
     | DualEncoder
     | Pretrained
     | PretrainedCrossEncoder
+    | PretrainedHybrid
     | PretrainedMultiVector
     | PretrainedSeq2Seq
     | FromScratch
@@ -82,13 +86,14 @@ def fit(
     partitioner: Partitioner | None = None,
     seed: Seed = 0,
     **settings: Any,
-) -> DualEncoder | CrossEncoder | MultiVectorEncoder | Generator:
+) -> DualEncoder | CrossEncoder | HybridEncoder | MultiVectorEncoder | Generator:
     """Trains a dual encoder on pairs of texts.
 
     With a `PretrainedCrossEncoder` as model, `fit` trains a cross-encoder, by default to rank the passage of
     a query above its hard negatives. With a `PretrainedSeq2Seq`, it trains a generator, by default to write
     the query of a passage; evaluations then measure the loss on `dev`. With a `PretrainedMultiVector`, it
-    trains a multi-vector encoder (late interaction), by default with the in-batch softmax of MaxSim.
+    trains a multi-vector encoder (late interaction), by default with the in-batch softmax of MaxSim, and with a
+    `PretrainedHybrid` a hybrid encoder (BGE-M3), by self-distillation.
 
     The given `model` is not changed. Defaults are those of gin/pairs.gin. Ctrl-C or SIGTERM ends training
     after the current step. With `output_dir`, `fit` then saves a checkpoint and prints a warning with the
@@ -182,6 +187,8 @@ def _kind_of(model: Any, objective: Objective | None) -> tuple[type[Any], Object
         return Generator, WRITING
     if isinstance(model, PretrainedMultiVector):
         return MultiVectorEncoder, LateInteraction()
+    if isinstance(model, PretrainedHybrid):
+        return HybridEncoder, HybridContrastive()
     return DualEncoder, OBJECTIVE
 
 

@@ -46,7 +46,9 @@ def tokenizer() -> "transformers.PreTrainedTokenizerFast":
     made.post_processor = processors.RobertaProcessing(*ends, add_prefix_space=False, trim_offsets=False)
     names = {"bos": "<s>", "cls": "<s>", "sep": "</s>", "eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, mask_token="<mask>", **{f"{name}_token": token for name, token in names.items()}
+        tokenizer_object=made,
+        mask_token="<mask>",
+        **{f"{name}_token": token for name, token in names.items()},
     )
 
 
@@ -132,6 +134,8 @@ def save_losses() -> None:
         for part in model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
+            if hasattr(part, "dropout_prob"):  # of attention
+                part.dropout_prob = 0.0
         sides = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in (queries, passages)]
         loss = model(*sides).loss
         loss.backward()

@@ -252,3 +252,33 @@ def _check_output(directory: Path, content: dict[str, Any], about: dict[str, Any
             f"{directory}: the activation {name} of scores is not supported, only {' and '.join(_OUTPUTS)};"
             " give another model"
         )
+
+
+def with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
+    """Returns a cross-encoder with the encoder of a dual encoder and a head drawn from N(0, 0.02^2)."""
+    config = found.config
+    if kinds.name_of(config) != "dual_encoder" or config.sharing != "sde":
+        raise UserError(
+            f"{where}: a cross-encoder starts from one encoder, not from {config.summary}; give a"
+            " model with sharing='sde'"
+        )
+    made = CrossEncoderConfig(backbone=config.backbone, **head_of(config.backbone))
+    params = {n: v for n, v in found.params.items() if n.startswith("encoder.")}
+    width, init = config.backbone.embed_dim, layers.normal(0.02)
+    shapes = {"pooler": (width, width), "classifier": (width, 1)}
+    for (name, shape), key in zip(shapes.items(), jax.random.split(jax.random.key(seed), 2), strict=True):
+        params[f"{name}.kernel"] = np.asarray(init(key, shape))
+        params[f"{name}.bias"] = np.zeros(shape[1], np.float32)
+    if made.normed:
+        params["norm.scale"] = np.ones_like(params.pop("pooler.bias"))
+    return StoredModel(
+        config=made,
+        params=params,
+        tokenizer=found.tokenizer,
+        settings=dataclasses.replace(
+            EncoderSettings.of_pairs(found.settings.passage_max_length),
+            query_prompt=found.settings.query_prompt,
+            passage_prompt=found.settings.passage_prompt,
+        ),
+        checkpoint=found.checkpoint,
+    )

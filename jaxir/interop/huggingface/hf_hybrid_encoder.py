@@ -2,8 +2,9 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -17,7 +18,9 @@ from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights import torch_zip
 from jaxir.interop.weights.lazy import loaded
 from jaxir.interop.weights.weights import require
-from jaxir.models.hybrid_encoder import HybridEncoderConfig
+from jaxir.models import layers
+from jaxir.models.dual_encoder import DualEncoderConfig
+from jaxir.models.hybrid_encoder import HybridEncoderConfig, HybridPooling
 
 _LENGTH = 512  # maximum number of tokens of a text without a modules.json, as in FlagEmbedding 1.4
 _SPARSE, _TOKENS = hub_files.HYBRID_HEADS
@@ -64,6 +67,56 @@ def read(directory: Path) -> StoredModel:
         params |= {f"{part}.kernel": np.ascontiguousarray(kernels[name]), f"{part}.bias": biases[name]}
     stored.check_params(params, stored.model_shapes(config), str(directory))
     return StoredModel(config=config, params=params, tokenizer=tokenizer, settings=settings)
+
+
+def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, where: str) -> StoredModel:
+    """Returns the hybrid encoder that a dual encoder's encoder begins; returns a hybrid encoder as it is.
+
+    Both new linear maps are drawn from N(0, 1 / width), without bias.
+
+    Args:
+      model: a dual encoder with one encoder, one pooling and nothing after it, or a hybrid encoder.
+      dimension: dimension of a token's vector; None: the encoder's width.
+      seed: seed of the new maps.
+      where: the model's name, with which errors begin.
+
+    Raises:
+      UserError: the model is another one, or `dimension` is not that of a hybrid encoder.
+    """
+    config = model.config
+    if isinstance(config, HybridEncoderConfig):
+        if dimension not in (None, config.token_dimension):
+            raise UserError(
+                f"{where}: the tokens' vectors have {config.token_dimension} dimensions, so they cannot get a"
+                f" projection to {dimension}: leave projection out"
+            )
+        return model
+    of_text = getattr(config, "pooling", None)
+    if (
+        not isinstance(config, DualEncoderConfig)
+        or config.sharing != "sde"
+        or of_text not in get_args(HybridPooling)
+    ):
+        raise UserError(
+            f"{where}: a hybrid encoder starts from one encoder with one pooling, not from {config.summary}; give a"
+            " dual encoder with sharing='sde' and mean or cls pooling"
+        )
+    width = config.backbone.output_dim
+    made = HybridEncoderConfig(
+        backbone=config.backbone,
+        token_dimension=dimension or width,
+        pooling=of_text,
+        adapters=config.adapters,
+        **({} if model.tokenizer is None else special_tokens(model.tokenizer)),  # planning has no tokenizer
+    )
+    params = {name: x for name, x in model.params.items() if name.startswith("encoder.")}
+    keys = jax.random.split(jax.random.key(seed))
+    parts = {"token_weight": 1, "token_modules.0.linear": made.token_dimension}
+    for (part, size), key in zip(parts.items(), keys, strict=True):
+        params[f"{part}.kernel"] = np.asarray(layers.normal(width**-0.5)(key, (width, size)))
+        params[f"{part}.bias"] = np.zeros(size, np.float32)
+    settings = dataclasses.replace(model.settings, pools_prompts=True)
+    return dataclasses.replace(model, config=made, params=params, settings=settings)
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:

@@ -46,6 +46,11 @@ class HybridTexts(NamedTuple):
     sparse: sparse.csr_matrix
     tokens: list[np.ndarray]
 
+    def chosen(self, numbers: Sequence[int]) -> HybridTexts:
+        """Returns the texts with these numbers, in their order."""
+        rows = list(numbers)
+        return HybridTexts(self.dense[rows], self.sparse[rows], [self.tokens[i] for i in rows])
+
 
 def encode_packed(model: HybridEncoderModel, ids: jax.Array) -> jax.Array:
     return model.encode_packed(ids)
@@ -113,7 +118,8 @@ class HybridEncoder:
         model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def __repr__(self) -> str:
-        return f"HybridEncoder({self.spec!r}: {self.model.config.summary}, {size_of(self.model)})"
+        name = f"{self.spec!r}: " if self.spec else ""
+        return f"HybridEncoder({name}{self.model.config.summary}, {size_of(self.model)})"
 
     def encode_queries(self, texts: str | Iterable[str], **how: Any) -> HybridTexts:
         """Encodes queries; `encode` describes the arguments."""
@@ -217,7 +223,9 @@ class HybridEncoder:
         finite = np.isfinite(dense).all(1) & np.isfinite(weights.sum(1).A1)
         for i, vectors in enumerate(tokens):
             if not (finite[i] and np.isfinite(vectors).all()):
-                raise UserError(f"{self.spec} gives a number that is not finite: text {i + 1}, {texts[i]!r:.40}")
+                raise UserError(
+                    f"{self.spec} gives a number that is not finite: text {i + 1}, {texts[i]!r:.40}"
+                )
         return HybridTexts(dense, in_own_order(weights, self.tokenizer.pad_swap), tokens)
 
 

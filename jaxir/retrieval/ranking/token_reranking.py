@@ -1,22 +1,23 @@
-"""Reranks a run's best documents with a multi-vector encoder, by MaxSim of their tokens."""
+"""Reranks a run's best documents by MaxSim of their tokens, or by the three heads of a hybrid encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxir.core.progress import progress
 from jaxir.retrieval.ranking.run_reranking import Candidates
 from jaxir.retrieval.ranking.runs import Run
 
 if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 
 _DOCUMENTS = 4096  # documents whose vectors are held at once: 400 MB for 180 tokens of 128 dimensions
 
 
-def rerank(candidates: Candidates, encoder: MultiVectorEncoder) -> Run:
-    """Returns the run of the candidates with the encoder's similarities.
+def rerank(candidates: Candidates, encoder: MultiVectorEncoder | HybridEncoder) -> Run:
+    """Returns the run of the candidates with the encoder's similarities; a hybrid encoder's are their "sum".
 
     Vectors are not stored: those of the documents of some queries are held at a time. A document of several
     such groups of queries is encoded for each.
@@ -25,16 +26,22 @@ def rerank(candidates: Candidates, encoder: MultiVectorEncoder) -> Run:
     with progress(total=len(candidates.found), what="reranking", unit="queries") as bar:
         for group in _groups(candidates):
             ids = list(dict.fromkeys(doc_id for query_id in group for doc_id in candidates.found[query_id]))
-            passages = [candidates.documents[doc_id] for doc_id in ids]
-            vectors = dict(zip(ids, encoder.encode_passages(passages, show_progress=False), strict=True))
-            queries = [candidates.queries[query_id] for query_id in group]
-            of_queries = encoder.encode_queries(queries, show_progress=False)
-            for query_id, of_query in zip(group, of_queries, strict=True):
+            places = {doc_id: place for place, doc_id in enumerate(ids)}
+            passages = encoder.encode_passages([candidates.documents[i] for i in ids], show_progress=False)
+            queries = encoder.encode_queries([candidates.queries[i] for i in group], show_progress=False)
+            for number, query_id in enumerate(group):
                 some = candidates.found[query_id]
-                scores = encoder.similarity([of_query], [vectors[doc_id] for doc_id in some])[0]
-                scored[query_id] = dict(zip(some, scores.tolist(), strict=True))
+                texts = _chosen(queries, [number]), _chosen(passages, [places[doc_id] for doc_id in some])
+                scores = encoder.similarity(*texts)
+                scores = scores["sum"] if isinstance(scores, dict) else scores
+                scored[query_id] = dict(zip(some, scores[0].tolist(), strict=True))
                 bar.update()
     return scored
+
+
+def _chosen(texts: Any, numbers: list[int]) -> Any:
+    """Returns the texts with these numbers, of a list of vectors or of `HybridTexts`."""
+    return [texts[i] for i in numbers] if isinstance(texts, list) else texts.chosen(numbers)
 
 
 def _groups(candidates: Candidates) -> Iterator[list[str]]:
