@@ -51,9 +51,8 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "data.sets.own_pairs": "Pairs",
-    "interop.build": (
-        "FromScratch Pretrained PretrainedCrossEncoder PretrainedHybrid PretrainedMultiVector PretrainedSeq2Seq"
-    ),
+    "interop.build": "FromScratch Pretrained PretrainedCrossEncoder PretrainedHybrid"
+    " PretrainedMultiVector PretrainedSeq2Seq",
     "losses.in_batch": "in_batch_softmax",
     "losses.pair": "pair",
     "losses.samtone": "samtone",

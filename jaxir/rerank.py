@@ -25,9 +25,9 @@ def rerank(
 ) -> None:
     """Reranks the best documents of each query of a run with a model.
 
-    Writes a run with a cross-encoder's scores (logits), a multi-vector encoder's (MaxSim), or a hybrid encoder's
-    (the sum of its heads' scores: 1 dense + 0.3 sparse + 1 MaxSim). Documents below rank --depth are left out, or
-    follow in the run's order with --keep_rest.
+    Writes a run with a cross-encoder's scores (logits), a multi-vector encoder's (MaxSim), or a hybrid
+    encoder's (the sum of its heads' scores: 1 dense + 0.3 sparse + 1 MaxSim). Documents below rank --depth
+    are left out, or follow in the run's order with --keep_rest.
 
     Args:
       model: the reranker: a jaxir run or model directory, or hf: or st: and a directory or hub name.

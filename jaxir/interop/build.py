@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -27,8 +26,7 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import Base, ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
-from jaxir.models import backbones, layers
-from jaxir.models.cross_encoder import CrossEncoderConfig
+from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.runtime.partitioning import Partitioner

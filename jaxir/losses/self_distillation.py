@@ -31,9 +31,9 @@ def self_distillation(
 ) -> tuple[Scalar, Metrics]:
     """Self-distillation of a hybrid encoder (Chen et al. 2024, arXiv:2402.03216, section 3.3).
 
-    Each head h scores query i and passage j by s_h(i, j): the product of vectors, the product of the weights of
-    the tokens, and MaxSim divided by the number of query tokens, each divided by the temperature. Their sum is
-    s = s_dense + sparse_weight * s_sparse + s_tokens. With L(s) the in-batch softmax loss of scores s,
+    Each head h scores query i and passage j by s_h(i, j): the product of vectors, the product of the weights
+    of the tokens, and MaxSim divided by the number of query tokens, each divided by the temperature. Their
+    sum is s = s_dense + sparse_weight * s_sparse + s_tokens. With L(s) the in-batch softmax loss of scores s,
 
         L = (L(s_dense) + sparse_loss_weight * L(s_sparse) + L(s_tokens) + L(s)) / 4
 
@@ -59,7 +59,8 @@ def self_distillation(
     Returns:
       The loss and metrics, all float32 scalars: `accuracy`, `accuracy_dense`, `accuracy_sparse` and
       `accuracy_tokens` (the share of queries whose own passage scores highest, by the sum and by each head),
-      `loss_sum`, `loss_dense`, `loss_sparse` and `loss_tokens` (the terms of L), and `distillation` (L'), if any.
+      `loss_sum`, `loss_dense`, `loss_sparse` and `loss_tokens` (the terms of L), and `distillation` (L'), if
+      any.
 
     Raises:
       UserError: the temperature is not positive.

@@ -21,7 +21,7 @@ ALL = "all"  # the target that means every dense layer of the blocks
 NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
 _ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
 # Parts of a model outside its encoders, which are trained with the adapters.
-_PROJECTIONS = ("projection", "query_projection", "passage_projection", "token_modules")
+_PROJECTIONS = ("projection", "query_projection", "passage_projection", "token_modules", "token_weight")
 _HEADS = (*_PROJECTIONS, "pooler", "classifier", "norm")
 # The head of a sparse encoder; 'head.kernel' is a generator's, which is frozen.
 _MASKED_LM_HEAD = ("head.dense.", "head.norm.", "head.bias")

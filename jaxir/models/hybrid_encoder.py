@@ -1,8 +1,8 @@
 """Hybrid encoders (BGE-M3: Chen et al. 2024, arXiv:2402.03216): one encoder with three heads.
 
-A text gets one vector, a weight for each of its tokens, and a vector for each of its tokens, in one pass. Each
-head can be used alone: `HybridEncoderConfig.dense`, `.lexical` and `.multi_vector` describe the models that have
-only this head.
+A text gets one vector, a weight for each of its tokens, and a vector for each of its tokens, in one pass.
+Each head can be used alone: `HybridEncoderConfig.dense`, `.lexical` and `.multi_vector` describe the models
+that have only this head.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class LexicalEncoderModel(layers.Summarised):
     def encode(
         self, ids: Int[Array, "B L"], *, tower: Tower = "passage", key: Key[Array, ""] | None = None
     ) -> Float[Array, "B V"]:
-        """Returns float32 weights [B, V], for each token of a text the largest at its places; 0 is padding."""
+        """Returns float32 weights [B, V]: for each token of a text the largest; 0 in `ids` is padding."""
         return self.token_weights([(ids, tower, key)])[0]
 
     def token_weights(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
@@ -96,8 +96,8 @@ class HybridEncoderConfig:
     Attributes:
       backbone: the encoder.
       token_dimension: dimension of a token's vector.
-      pooling: how the vectors of the tokens become the vector of the text, as in `DualEncoderConfig`; BGE-M3 has
-        "cls".
+      pooling: how the vectors of the tokens become the vector of the text, as in `DualEncoderConfig`; BGE-M3
+        has "cls".
       skipped: ids of tokens that have no vector of their own, such as the first.
       unweighted: ids of tokens that get no weight, such as those that start and end a text.
       adapters: LoRA in the encoder; None: none.

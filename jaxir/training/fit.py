@@ -92,8 +92,8 @@ def fit(
     With a `PretrainedCrossEncoder` as model, `fit` trains a cross-encoder, by default to rank the passage of
     a query above its hard negatives. With a `PretrainedSeq2Seq`, it trains a generator, by default to write
     the query of a passage; evaluations then measure the loss on `dev`. With a `PretrainedMultiVector`, it
-    trains a multi-vector encoder (late interaction), by default with the in-batch softmax of MaxSim, and with a
-    `PretrainedHybrid` a hybrid encoder (BGE-M3), by self-distillation.
+    trains a multi-vector encoder (late interaction), by default with the in-batch softmax of MaxSim, and with
+    a `PretrainedHybrid` a hybrid encoder (BGE-M3), by self-distillation.
 
     The given `model` is not changed. Defaults are those of gin/pairs.gin. Ctrl-C or SIGTERM ends training
     after the current step. With `output_dir`, `fit` then saves a checkpoint and prints a warning with the

@@ -3,9 +3,9 @@
 pip install FlagEmbedding==1.4.2 transformers==4.57.6 datasets==4.5.0 torch==2.15.0
 python tests/golden/make_hybrid.py
 
-`vectors.npz` has the three outputs for texts, and the scores of pairs. `losses.npz` has the loss of a batch with
-its gradients, without and with distillation. Each passage has as many tokens as the others, because FlagEmbedding
-lets the padding of shorter ones take part in MaxSim.
+`vectors.npz` has the three outputs for texts, and the scores of pairs. `losses.npz` has the loss of a batch
+with its gradients, without and with distillation. Each passage has as many tokens as the others, because
+FlagEmbedding lets the padding of shorter ones take part in MaxSim.
 """
 
 import json
@@ -30,7 +30,7 @@ PASSAGES = [
 TEMPERATURE = 0.05
 
 
-def tokenizer() -> "transformers.PreTrainedTokenizerFast":
+def tokenizer() -> object:
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 

@@ -1,4 +1,4 @@
-"""Hybrid encoders (BGE-M3): outputs and scores of FlagEmbedding, and the models that have one of the heads."""
+"""Hybrid encoders (BGE-M3): FlagEmbedding's outputs and scores, and the models that have one head."""
 
 import json
 import shutil
@@ -83,7 +83,7 @@ def test_a_saved_head_stays_what_it_is(tmp_path, expected):
     )
     top = found.encode_passages(SIDES["passage"], max_active_dims=2)
     assert sparse.issparse(top) and max(np.diff(top.indptr)) == 2
-    with pytest.raises(UserError, match="is a sparse encoder, .*; expected a hybrid encoder"):
+    with pytest.raises(UserError, match=r"is a sparse encoder, .*; expected a hybrid encoder"):
         HybridEncoder.load(str(tmp_path / "weights"))
 
 
@@ -108,7 +108,7 @@ def test_folders_without_both_heads_are_refused(tmp_path):
     shutil.copytree(FOLDER, tmp_path / "half")
     (tmp_path / "half/sparse_linear.pt").unlink()
     for kind in (HybridEncoder, MultiVectorEncoder):
-        with pytest.raises(UserError, match="half has no head for token .*: give a model that has one"):
+        with pytest.raises(UserError, match=r"half has no head for token .*: give a model that has one"):
             kind.load(f"hf:{tmp_path}/half")
     with pytest.raises(UserError, match="weights needs the heads dense, sparse, tokens; got dense"):
         HybridEncoder.similarity(None, None, None, weights={"dense": 1.0})

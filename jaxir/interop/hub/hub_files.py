@@ -30,7 +30,7 @@ _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".g
 
 
 class Wanted(NamedTuple):
-    """Paths in a repository: configurations, tokenizer, indices of weights, heads; and a copy of the weights."""
+    """Paths in a repository: configurations, tokenizer, indices of weights, heads; and the weights."""
 
     small: list[str]
     weights: list[str]

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxir.core.errors import UserError
@@ -11,7 +12,7 @@ from jaxir.core.features import Reads
 from jaxir.core.values import fits
 from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf, hf_config, st_files, tokenizer_files
-from jaxir.interop.model import stored
+from jaxir.interop.model import kinds, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import (
@@ -22,7 +23,7 @@ from jaxir.interop.weights.weights import (
     write_json,
     write_tensors,
 )
-from jaxir.models import backbones
+from jaxir.models import backbones, layers
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import HuggingFace, ScoreHead
 from jaxir.models.cross_encoder import CrossEncoderConfig

@@ -98,8 +98,8 @@ def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, wher
         or of_text not in get_args(HybridPooling)
     ):
         raise UserError(
-            f"{where}: a hybrid encoder starts from one encoder with one pooling, not from {config.summary}; give a"
-            " dual encoder with sharing='sde' and mean or cls pooling"
+            f"{where}: a hybrid encoder starts from one encoder with one pooling, not from"
+            f" {config.summary}; give a dual encoder with sharing='sde' and mean or cls pooling"
         )
     width = config.backbone.output_dim
     made = HybridEncoderConfig(
@@ -122,8 +122,8 @@ def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, wher
 def special_tokens(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
     """Returns the fields of a `HybridEncoderConfig` that the tokenizer decides.
 
-    A text's first token has no vector of its own, and the tokens around a text, padding and unknown tokens have
-    no weight.
+    A text's first token has no vector of its own, and the tokens around a text, padding and unknown tokens
+    have no weight.
     """
     ends = tokenizer.encode_batch([""], max_length=8)[0].tolist()
     unknown = [tokenizer.id_of(token) for token in _UNKNOWN]

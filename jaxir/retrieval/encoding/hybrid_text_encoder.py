@@ -28,7 +28,8 @@ from jaxir.retrieval.encoding.tower_functions import Tower
 from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
 
-# Weights of the heads' scores in their sum: those of the paper (Chen et al. 2024, arXiv:2402.03216, section 3.3).
+# Weights of the heads' scores in their sum: those of the paper (Chen et al. 2024, arXiv:2402.03216, section
+# 3.3).
 SCORE_WEIGHTS = {"dense": 1.0, "sparse": 0.3, "tokens": 1.0}
 
 
@@ -37,8 +38,8 @@ class HybridTexts(NamedTuple):
 
     Attributes:
       dense: float32 [N, D], one vector of length 1 for each text.
-      sparse: float32 CSR [N, V], the weights of the tokens of a text. Column i belongs to the token with id i in
-        the tokenizer's file.
+      sparse: float32 CSR [N, V], the weights of the tokens of a text. Column i belongs to the token with id i
+        in the tokenizer's file.
       tokens: N float32 arrays [tokens, Dt], the vectors of the tokens of a text, each of length 1.
     """
 
@@ -59,8 +60,8 @@ def encode_packed(model: HybridEncoderModel, ids: jax.Array) -> jax.Array:
 class HybridEncoder:
     """Encodes queries and passages by three heads: a vector, token weights, and token vectors.
 
-    `DualEncoder`, `SparseEncoder` and `MultiVectorEncoder` open the same models with one of the heads. Texts are
-    sorted by their number of tokens and batched to a token budget, over all devices of this process.
+    `DualEncoder`, `SparseEncoder` and `MultiVectorEncoder` open the same models with one of the heads. Texts
+    are sorted by their number of tokens and batched to a token budget, over all devices of this process.
 
     Attributes:
       model: the `HybridEncoderModel`.
@@ -91,8 +92,8 @@ class HybridEncoder:
         """Loads a hybrid encoder.
 
         Args:
-          spec: `st:` or `hf:` and a directory or hub name with `sparse_linear.pt` and `colbert_linear.pt`, such
-            as BAAI/bge-m3; or a jaxir model directory or run.
+          spec: `st:` or `hf:` and a directory or hub name with `sparse_linear.pt` and `colbert_linear.pt`,
+            such as BAAI/bge-m3; or a jaxir model directory or run.
           dtype: type of the matrix products in the encoder, as in `DualEncoder.load`; the heads are float32.
           batch_tokens: maximum number of tokens per batch on one device; None uses the platform's default.
           query_max_length: maximum number of tokens per query; None: the model's setting.
@@ -141,8 +142,8 @@ class HybridEncoder:
         """Encodes texts by all heads.
 
         Args:
-          texts: N texts, which may be empty, or one string; each gets the tower's prompt and is truncated at the
-            tower's maximum length.
+          texts: N texts, which may be empty, or one string; each gets the tower's prompt and is truncated at
+            the tower's maximum length.
           tower: "query" or "passage".
           batch_size: maximum number of texts per batch on one device; None: only tokens are limited.
           show_progress: whether to show a progress bar (on a terminal only).
@@ -182,7 +183,8 @@ class HybridEncoder:
           weights: the weights of the heads "dense", "sparse" and "tokens" in the sum; None: `SCORE_WEIGHTS`.
 
         Returns:
-          float32 scores [Q, P] of each head, and their "sum". A passage without tokens scores -1e9 by "tokens".
+          float32 scores [Q, P] of each head, and their "sum". A passage without tokens scores -1e9 by
+          "tokens".
 
         Raises:
           UserError: `weights` does not have these three heads.

@@ -237,7 +237,7 @@ class MultiVectorEncoder:
 
 
 def similarities_of_lists(queries: Vectors, passages: Vectors, *, mean: bool) -> np.ndarray:
-    """Returns MaxSim, float32 [Q, P], of vectors [tokens, D]; `mean` divides by the number of query tokens."""
+    """Returns MaxSim, float32 [Q, P], of vectors [tokens, D]; `mean` divides it by the query's tokens."""
     a, b = (_listed(side) for side in (queries, passages))
     scores = np.zeros([len(a), len(b)], np.float32)
     plans = [
