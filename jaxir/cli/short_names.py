@@ -33,8 +33,7 @@ dev_questions: answers=dev_answers run=dev_run split=dev_split
 dev_targets: path=dev_targets
 DiffCSE: contrastive=diffcse_of masking=masking_ratio texts=changed_text weight=lambda
 Generation: every=generation_every max_new_tokens=dev_new_tokens num_beams=dev_beams
-generator/PretrainedHybrid: source=model
-PretrainedMaskedLM: dtype=generator_dtype source=generator
+generator/PretrainedMaskedLM: dtype=generator_dtype source=generator
 GrainRecords: directory=records
 Guided: margin=guide_margin
 held_out/Texts: path=dev_text

@@ -11,6 +11,7 @@ MODELS = [*PIECES["models"], "gin/experiments/minilm.gin"]
 SEQ2SEQ = {kind: f"gin/{kind}/seq2seq.gin" for kind in ("models", "objectives")}
 CROSS = {kind: f"gin/{kind}/cross_encoder.gin" for kind in ("models", "objectives")}
 MULTI_VECTOR = "gin/models/multi_vector.gin"
+HYBRID = "gin/models/hybrid_encoder.gin"
 SPARSE = "gin/models/sparse_encoder.gin"
 AUTOENCODERS = [f"gin/objectives/{name}.gin" for name in ("tsdae", "clm_autoencoder", "mlm_autoencoder")]
 OTHERS = ("simcse", "consert", "multi_task", "diffcse", "cpdae", "seed", "prop", "ict")

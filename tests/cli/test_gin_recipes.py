@@ -14,6 +14,7 @@ from jaxir.data.expanded.selection import Bottom, Curriculum, First, Gold, Rando
 from jaxir.interop.build import (
     Pretrained,
     PretrainedCrossEncoder,
+    PretrainedHybrid,
     PretrainedMultiVector,
     PretrainedSeq2Seq,
     PretrainedSparse,
@@ -26,6 +27,7 @@ from tests.cli.recipe_files import (
     AUTOENCODERS,
     CROSS,
     FILES,
+    HYBRID,
     MODELS,
     MULTI_VECTOR,
     OF_TEXTS,
@@ -40,8 +42,8 @@ RECIPES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "gin").glob("*.
 PAPER = [r for r in RECIPES if "samtone" in r]
 LORA = [f"gin/{name}_lora.gin" for name in ("qwen3_embedding", "embedding_gemma2")]
 PAIRS = [f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader")]
-LATE, SPLADE = "gin/late_interaction.gin", "gin/splade.gin"
-OPEN = [*PAPER, *PAIRS, LATE, SPLADE, *LORA]
+LATE, SPLADE, OF_HEADS = "gin/late_interaction.gin", "gin/splade.gin", "gin/hybrid.gin"
+OPEN = [*PAPER, *PAIRS, LATE, SPLADE, OF_HEADS, *LORA]
 # Short names that every shipped piece of a kind has.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
@@ -54,7 +56,7 @@ NO_TEMPERATURE = ("triplet", "margin", "seed", "prop", "query_reranking")
 LACKING = {
     **{
         piece: {"TOKENIZER", "SHARING"}
-        for piece in (CROSS["models"], SEQ2SEQ["models"], MULTI_VECTOR, SPARSE)
+        for piece in (CROSS["models"], SEQ2SEQ["models"], HYBRID, MULTI_VECTOR, SPARSE)
     },
     SEQ2SEQ["objectives"]: {"TEMPERATURE", "CHUNKS"},
     **{
@@ -103,6 +105,7 @@ def test_recipe_binds_all_that_training_requires(recipe):
     kinds = dict.fromkeys(["gin/reranker.gin", "gin/ear_ri.gin", "gin/ear_rd.gin"], PretrainedCrossEncoder)
     kinds |= dict.fromkeys(["gin/generator.gin", "gin/reader.gin"], PretrainedSeq2Seq)
     kinds[LATE] = PretrainedMultiVector
+    kinds[OF_HEADS] = PretrainedHybrid
     kinds[SPLADE] = PretrainedSparse
     assert isinstance(bound["model"], kinds.get(recipe, Pretrained))
     assert callable(bound["objective"])

@@ -18,6 +18,7 @@ from jaxir.train import train
 from jaxir.training.run.recipe import Recipe
 from tests.cli.recipe_files import (
     CROSS,
+    HYBRID,
     MASKED_LM,
     MODELS,
     MULTI_VECTOR,
@@ -41,24 +42,26 @@ SPLADE = {
     "gin/objectives/splade.gin": "in_batch_softmax",
     "gin/objectives/splade_distillation.gin": "margin_mse",
 }
+HYBRID_LOSSES = {"gin/objectives/hybrid.gin": "self_distillation"}
 NOT_OF_PAIRS = (*OF_TEXTS, DPR_DIFFCSE, SEQ2SEQ["objectives"], "gin/objectives/query_reranking.gin")
 
 
 def small(model: str, folder: Path) -> list[str]:
     """Returns bindings that give a model piece the weights of a small golden model."""
     sizes = ["QUERY_LENGTH=8", "PASSAGE_LENGTH=12", "BATCH_SIZE=8", "DTYPE=float32"]
-    sizes += [] if model in (CROSS["models"], MULTI_VECTOR, SPARSE) else ["SHARING=sde"]
+    sizes += [] if model in (CROSS["models"], HYBRID, MULTI_VECTOR, SPARSE) else ["SHARING=sde"]
     return [*sizes, f"MODEL=hf:{GOLDEN['t5' in model]}", f"DATA={folder}", "STEPS=20"]
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model != SEQ2SEQ["models"]])
 def test_pieces_compose_in_any_order(model, folder):
     special = {CROSS["models"]: [CROSS["objectives"]], MULTI_VECTOR: list(LATE), SPARSE: list(SPLADE)}
+    special[HYBRID] = list(HYBRID_LOSSES)
     others = [o for some in special.values() for o in some]
     usual = [o for o in PIECES["objectives"] if o not in (*NOT_OF_PAIRS, *others)]
     objectives = special.get(model, usual)
     for number, (objective, run) in enumerate(zip(objectives, itertools.cycle(PIECES["runs"]))):
-        loss = {CROSS["objectives"]: "list_softmax", **LATE, **SPLADE}.get(objective, Path(objective).stem)
+        loss = {CROSS["objectives"]: "list_softmax", **LATE, **SPLADE, **HYBRID_LOSSES}.get(objective, Path(objective).stem)
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if loss in ("triplet", "margin") else ["TEMPERATURE=0.07"]
         bindings += [f"GUIDE=hf:{GOLDEN[False]}"] if loss == "gist" else []
