@@ -10,6 +10,7 @@ from jaxir.interop.hub import hub
 from jaxir.interop.huggingface import (
     hf,
     hf_cross_encoder,
+    hf_hybrid_encoder,
     hf_seq2seq,
     hf_sparse_encoder,
     model_card,
@@ -35,6 +36,7 @@ _WHOLE = {
     "cross_encoder": hf_cross_encoder.write,
     "seq2seq": hf_seq2seq.write,
     "sparse_encoder": hf_sparse_encoder.write,
+    "hybrid_encoder": hf_hybrid_encoder.write,
     "multi_vector_encoder": st_multi_vector_folder.write,
 }
 _UNFIT = {
@@ -42,6 +44,8 @@ _UNFIT = {
     ("seq2seq", "st"): "hf",
     ("sparse_encoder", "hf"): "st",
     ("sparse_encoder", "t5x"): "st",
+    ("hybrid_encoder", "hf"): "st",
+    ("hybrid_encoder", "t5x"): "st",
     ("multi_vector_encoder", "hf"): "st",
     ("multi_vector_encoder", "t5x"): "st",
 }

@@ -61,7 +61,9 @@ def test_pieces_compose_in_any_order(model, folder):
     usual = [o for o in PIECES["objectives"] if o not in (*NOT_OF_PAIRS, *others)]
     objectives = special.get(model, usual)
     for number, (objective, run) in enumerate(zip(objectives, itertools.cycle(PIECES["runs"]))):
-        loss = {CROSS["objectives"]: "list_softmax", **LATE, **SPLADE, **HYBRID_LOSSES}.get(objective, Path(objective).stem)
+        loss = {CROSS["objectives"]: "list_softmax", **LATE, **SPLADE, **HYBRID_LOSSES}.get(
+            objective, Path(objective).stem
+        )
         bindings = [*small(model, folder), "DROPOUT=0.25", "REMAT=products", "CHUNKS=2"]
         bindings += [] if loss in ("triplet", "margin") else ["TEMPERATURE=0.07"]
         bindings += [f"GUIDE=hf:{GOLDEN[False]}"] if loss == "gist" else []

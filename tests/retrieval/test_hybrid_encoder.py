@@ -10,6 +10,7 @@ from scipy import sparse
 
 from jaxir import DualEncoder, HybridEncoder, MultiVectorEncoder, SparseEncoder, read_run, write_run
 from jaxir.core.errors import UserError
+from jaxir.interop.formats import convert
 from jaxir.rerank import rerank
 
 FOLDER = Path(__file__).parents[1] / "golden/hybrid"  # of make_hybrid.py
@@ -73,6 +74,15 @@ def test_models_with_one_head_open_a_hybrid_encoder(encoder, expected, tmp_path,
     np.testing.assert_allclose(dense, expected["passage_dense"], atol=1e-6)
     np.testing.assert_allclose(weights.toarray(), expected["passage_sparse"], atol=1e-5)
     np.testing.assert_allclose(np.concatenate(tokens), expected["passage_tokens"], atol=2e-6)
+
+
+def test_an_exported_folder_has_the_same_outputs_in_all_forms(tmp_path, expected):
+    convert(f"hf:{FOLDER}", tmp_path / "folder", "st")
+    for form in ("st", "hf"):
+        found = HybridEncoder.load(f"{form}:{tmp_path}/folder", **LENGTHS)
+        check(found.encode_passages(SIDES["passage"]), expected, "passage")
+    dense = DualEncoder.load(f"st:{tmp_path}/folder", **LENGTHS).encode_passages(SIDES["passage"])
+    np.testing.assert_allclose(dense, expected["passage_dense"], atol=1e-6)
 
 
 def test_a_saved_head_stays_what_it_is(tmp_path, expected):

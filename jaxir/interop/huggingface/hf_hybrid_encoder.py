@@ -1,4 +1,4 @@
-"""Reads folders of BGE-M3's form (FlagEmbedding): an encoder, `sparse_linear.pt` and `colbert_linear.pt`."""
+"""Reads and writes folders of BGE-M3: an encoder and FlagEmbedding's heads (`hub_files.HYBRID_HEADS`)."""
 
 import dataclasses
 from pathlib import Path
@@ -15,7 +15,7 @@ from jaxir.interop.huggingface import hf, sentence_transformers
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.weights import torch_zip
+from jaxir.interop.weights import torch_writing, torch_zip
 from jaxir.interop.weights.lazy import loaded
 from jaxir.interop.weights.weights import require
 from jaxir.models import layers
@@ -117,6 +117,14 @@ def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, wher
         params[f"{part}.bias"] = np.zeros(size, np.float32)
     settings = dataclasses.replace(model.settings, pools_prompts=True)
     return dataclasses.replace(model, config=made, params=params, settings=settings)
+
+
+def write(directory: Path, model: StoredModel) -> None:
+    """Writes a folder that sentence-transformers opens as a dual encoder, and FlagEmbedding by all heads."""
+    sentence_transformers.write(directory, view(model, "dual_encoder"))
+    for part, name in (("token_weight", _SPARSE), ("token_modules.0.linear", _TOKENS)):
+        kernel, bias = (np.asarray(model.params[f"{part}.{end}"]) for end in ("kernel", "bias"))
+        torch_writing.write_file(directory / name, {"weight": kernel.T, "bias": bias})
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:

@@ -61,6 +61,7 @@ queries = model.encode_queries(["where is the treaty kept?"])
 passages = model.encode_passages(["The treaty is kept in the archive.", "Cats sleep for most of the day."])
 print(model.similarity(queries, passages))
 ```"""
+HYBRID_USE = JAXIR_USE.replace("DualEncoder", "HybridEncoder").replace("passages))", 'passages)["sum"])')
 SPARSE_ENCODER_USE = ST_USE.replace("SentenceTransformer", "SparseEncoder")
 MULTI_VECTOR_USE = ST_USE.replace("SentenceTransformer", "MultiVectorEncoder")
 CROSS_ENCODER_USE = """\
@@ -196,7 +197,7 @@ def _results(run: _Run) -> list[Any]:
 def _described(model: StoredModel, kind: str) -> list[str]:
     settings = model.settings
     lines = [f"{kinds.KINDS[kind].what[:1].upper()}{kinds.KINDS[kind].what[1:]}: {model.config.summary}."]
-    if kind in ("dual_encoder", "sparse_encoder", "multi_vector_encoder"):
+    if kind in ("dual_encoder", "sparse_encoder", "multi_vector_encoder", "hybrid_encoder"):
         lines.append(
             f"Queries have at most {settings.query_max_length} tokens, passages at most"
             f" {settings.passage_max_length}; longer texts are truncated."
@@ -225,7 +226,7 @@ def _use(kind: str, to: str, name: str, repo: str | None) -> list[str]:
         "With [sentence-transformers](https://sbert.net):",
         ST_USE.format(name=name),
         "With jaxir:",
-        JAXIR_USE.format(spec=spec),
+        (HYBRID_USE if kind == "hybrid_encoder" else JAXIR_USE).format(spec=spec),
     ]
 
 
