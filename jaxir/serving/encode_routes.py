@@ -1,11 +1,15 @@
 """The endpoint /encode."""
 
+from typing import Any
+
+import numpy as np
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from jaxir.serving.schemas import UNFIT, EncodeResponse, encode_request_model
 from jaxir.serving.service import Service
+from jaxir.serving.token_engine import Heads
 
 
 def encode_router(service: Service) -> APIRouter:
@@ -14,7 +18,11 @@ def encode_router(service: Service) -> APIRouter:
 
     @router.post("/encode", response_model=EncodeResponse, responses=UNFIT)
     async def encode(request: encode_request) -> JSONResponse:
-        """Encodes texts with the model of an index: one vector, one for each token, or weights of tokens."""
+        """Encodes texts with the model of an index or with the served model.
+
+        A text gets one vector, a vector for each token, or weights of tokens; from a hybrid encoder all
+        three.
+        """
         longest = limits.query_characters if request.tower == "query" else limits.passage_characters
         for number, text in enumerate(request.texts):
             if len(text) > longest:
@@ -33,9 +41,15 @@ def encode_router(service: Service) -> APIRouter:
                 if opened is not None
                 else encoder.similarity_fn_name,
                 "dimension": encoder.dimension,
-                "vectors": [a.vector if isinstance(a.vector, dict) else a.vector.tolist() for a in answers],
+                "vectors": [_in_json(a.vector) for a in answers],
                 "cut_at": [a.cut_at for a in answers],
             }
         )
 
     return router
+
+
+def _in_json(vector: Any) -> Any:
+    if isinstance(vector, Heads):
+        return {name: _in_json(part) for name, part in vector._asdict().items()}
+    return vector.tolist() if isinstance(vector, np.ndarray) else vector

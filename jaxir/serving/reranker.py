@@ -1,4 +1,4 @@
-"""A cross-encoder as the last stage of a search."""
+"""A cross-encoder, or a hybrid encoder, as the last stage of a search."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxir.core.platforms import local_devices
+from jaxir.retrieval.encoding.any_encoder import kind_of
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.pair_scorer import CrossEncoder, score_pairs
 from jaxir.retrieval.ranking.runs import rank
 from jaxir.serving.batcher import Batcher
@@ -18,7 +20,7 @@ Pair = tuple[str, str]
 
 
 class Judged(NamedTuple):
-    """A pair's logit, and the number of its tokens that the model read."""
+    """A pair's logit or similarity, and the number of its tokens that the model read."""
 
     logit: float
     tokens: int
@@ -83,3 +85,37 @@ class Reranker:
             of_query = {doc_id: next(judged).logit for doc_id in ids}
             rankings.append({doc_id: of_query[doc_id] for doc_id in rank(of_query)})
         return rankings, 1000 * (time.perf_counter() - started)
+
+
+class HybridReranker(Reranker):
+    """Scores documents by the sum of the three heads of a hybrid encoder."""
+
+    def __init__(self, encoder: HybridEncoder, *, depth: int):
+        self.encoder, self.depth = encoder, depth
+
+    def prepare(self) -> None:
+        """Compiles the programs of a short pair."""
+        self.judge([("a first query", "a first text")])
+
+    def compile_rest(self, stop: threading.Event | None = None) -> None:
+        """Does nothing: other shapes are compiled when a request needs them."""
+
+    def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
+        """Returns the sum of the scores of each pair, and the number of tokens of its passage."""
+        queries, texts = (
+            {text: row for row, text in enumerate(dict.fromkeys(side))} for side in zip(*pairs, strict=True)
+        )
+        found = (
+            self.encoder.encode(list(side), tower=tower, show_progress=False)
+            for side, tower in ((queries, "query"), (texts, "passage"))
+        )
+        sums = self.encoder.similarity(*found)["sum"]
+        counts = [len(ids) for ids in self.encoder.tokens(list(texts), "passage")]
+        return [Judged(float(sums[queries[q], texts[t]]), counts[texts[t]]) for q, t in pairs]
+
+
+def reranker_of(spec: str, *, depth: int) -> Reranker:
+    """Loads a cross-encoder or a hybrid encoder, by which the first `depth` documents are reranked."""
+    if kind_of(spec) == "hybrid_encoder":
+        return HybridReranker(HybridEncoder.load(spec), depth=depth)
+    return Reranker(spec, depth=depth)

@@ -74,15 +74,24 @@ class SearchResponse(BaseModel):
     results: list[QueryResults]
 
 
+class HeadsOfText(BaseModel):
+    """What a hybrid encoder makes of a text: a vector, {token: weight}, and a vector for each token."""
+
+    dense: list[float]
+    sparse: dict[str, float]
+    tokens: list[list[float]]
+
+
 class EncodeResponse(BaseModel):
     """The encoding of each text, in the order of the request."""
 
     index: str | None = Field(description="the index whose model encoded the texts; null without an index")
     fingerprint: str = Field(description="identifies the model; only compare vectors of equal fingerprints")
-    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim", "impact"]
+    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim", "impact", "sum"]
     dimension: int = Field(description="numbers of a vector; tokens of a sparse encoder")
-    vectors: list[list[float]] | list[list[list[float]]] | list[dict[str, float]] = Field(
-        description="per text a vector, a vector for each token (multi-vector encoder), or {token: weight}"
+    vectors: list[list[float]] | list[list[list[float]]] | list[dict[str, float]] | list[HeadsOfText] = Field(
+        description="per text a vector, a vector for each token (multi-vector encoder), {token: weight}, or"
+        " all three (hybrid encoder)"
     )
     cut_at: list[int | None] = Field(description="per text, the characters that the model read; null if all")
 

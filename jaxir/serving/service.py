@@ -13,8 +13,9 @@ from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
 from jaxir.data.text.truncation import Truncation, truncation_note
 from jaxir.models.quantized import Scheme
-from jaxir.retrieval.encoding.any_encoder import AnyEncoder, load_encoder
+from jaxir.retrieval.encoding.any_encoder import AnyEncoder, load_served
 from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
 from jaxir.runtime.cpu import Dtype
 from jaxir.serving.batcher import Batcher
@@ -25,7 +26,7 @@ from jaxir.serving.filters import Filter, matches
 from jaxir.serving.limits import Limits
 from jaxir.serving.opened import Opened, check_texts, named, searcher_of
 from jaxir.serving.rankings import HYBRID, RERANKED, Ranking, filtered, ranking_of
-from jaxir.serving.reranker import Reranker
+from jaxir.serving.reranker import HybridReranker, Reranker, reranker_of
 from jaxir.serving.token_engine import TokenEngine
 
 MAX_BATCH = 64  # maximum number of texts in an engine's batch
@@ -45,7 +46,7 @@ class Service:
         opened: Sequence[Opened],
         limits: Limits,
         reranker: Reranker | None = None,
-        model: AnyEncoder | None = None,
+        model: AnyEncoder | HybridEncoder | None = None,
     ):
         self.opened, self.limits, self.reranker = list(opened), limits, reranker
         names = [o.name for o in self.opened]
@@ -60,14 +61,16 @@ class Service:
             elif first.name not in self.engines:
                 alike = {o.name: o.index for o in self.opened if o.searcher.encoder is encoder}
                 self.engines |= dict.fromkeys(alike, DenseEngine(encoder, alike, k=limits.k))
-        self._model_engine: DenseEngine | TokenEngine | None = None  # the engine of a model without an index
+        # The engines of a model without an index; the first answers /encode.
+        self._model_engines: list[DenseEngine | TokenEngine] = []
         if model is not None:
             name = served_name(model.spec or "model")
-            self._model_engine = (
-                DenseEngine(model, {}, k=limits.k, name=name)
-                if isinstance(model, DualEncoder)
-                else TokenEngine(model, name=name)
-            )
+            if not isinstance(model, DualEncoder):
+                self._model_engines.append(TokenEngine(model, name=name))
+            if isinstance(model, HybridEncoder):
+                model, name = model.with_one_vector(), f"{name}/dense"
+            if isinstance(model, DualEncoder):
+                self._model_engines.append(DenseEngine(model, {}, k=limits.k, name=name))
         # Indexes of token vectors or weights are searched by texts, so another engine encodes.
         self._token_engines: dict[str, TokenEngine] = {}
         for o in self.opened:
@@ -99,7 +102,8 @@ class Service:
 
         `model` encodes queries, and texts without an index; if None, the model recorded in each index does.
         `weights` is how the model is quantised; if None, as for the documents of the index. `reranker` is a
-        cross-encoder that reranks the first `rerank_depth` documents of each query.
+        cross-encoder or a hybrid encoder that reranks the first `rerank_depth` documents of each query.
+        Without one, a hybrid encoder that is the model orders texts, too.
         """
         limits = limits or Limits()
         if not indexes and model is None and reranker is None:
@@ -122,12 +126,14 @@ class Service:
                 )
         encoder = None
         if model is not None and all(o.searcher.any_encoder is None for o in opened):
-            encoder = load_encoder(model, dtype=dtype, weights=weights)
+            encoder = load_served(model, dtype=dtype, weights=weights)
         stage = None
         if reranker is not None:
             if opened:
                 check_texts(opened)
-            stage = Reranker(reranker, depth=rerank_depth)
+            stage = reranker_of(reranker, depth=rerank_depth)
+        elif isinstance(encoder, HybridEncoder):
+            stage = HybridReranker(encoder, depth=rerank_depth)
         service = cls(opened, limits, stage, encoder)
         for engine in service._engines():
             engine.prepare(MAX_BATCH)
@@ -276,7 +282,7 @@ class Service:
         engines |= self._token_engines
         having = {o.name: o for o in self.opened if o.name in engines}
         opened = having.get(index) if index is not None else next(iter(having.values()), None)
-        engine = engines[opened.name] if opened is not None else self._model_engine
+        engine = engines[opened.name] if opened is not None else next(iter(self._model_engines), None)
         if engine is None or (opened is None and index is not None):
             which = "no index here" if index is None else f"no index {index!r} here"
             raise KeyError(f"{which} has a model; /healthz lists the indexes")
@@ -327,7 +333,7 @@ class Service:
 
     def _engines(self) -> list[DenseEngine | SparseEngine | TokenEngine]:
         engines = dict.fromkeys([*self.engines.values(), *self._token_engines.values()])
-        return [*filter(None, [self._model_engine]), *engines]
+        return [*self._model_engines, *engines]
 
     def _dense_engines(self) -> list[DenseEngine]:
         return [engine for engine in self._engines() if isinstance(engine, DenseEngine)]

@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder, HybridTexts
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
 from jaxir.retrieval.encoding.text_encoder import Tower
 from jaxir.serving.engines import TOWERS, Answer, Question
 
-TokenEncoder = MultiVectorEncoder | SparseEncoder | FixedDimensionEncoder
+TokenEncoder = HybridEncoder | MultiVectorEncoder | SparseEncoder | FixedDimensionEncoder
+
+
+class Heads(NamedTuple):
+    """What a hybrid encoder makes of a text.
+
+    Attributes:
+      dense: the vector [D].
+      sparse: {token: weight}.
+      tokens: the vectors of the tokens [tokens, Dt].
+    """
+
+    dense: np.ndarray
+    sparse: dict[str, float]
+    tokens: np.ndarray
 
 
 class TokenEngine:
     """Answers questions with the encoding of their texts; it searches nothing.
 
     `Answer.vector` is an array [tokens, D] of a multi-vector encoder, [F] if its tokens become one vector, or
-    the {token: weight} of a sparse encoder.
+    the {token: weight} of a sparse encoder, or the `Heads` of a hybrid encoder.
 
     Attributes:
       name: the engine's name in metrics.
@@ -51,6 +68,9 @@ class TokenEngine:
 
     def _encoded(self, texts: list[str], tower: Tower) -> list[Any]:
         found = self.encoder.encode(texts, tower=tower, show_progress=False)
+        if isinstance(found, HybridTexts):
+            parts = found.dense, self.encoder.token_weights(found.sparse), found.tokens
+            return [Heads(*of_text) for of_text in zip(*parts, strict=True)]
         return self.encoder.token_weights(found) if isinstance(self.encoder, SparseEncoder) else list(found)
 
     def _read(self, text: str, prompt: str, max_length: int) -> tuple[int | None, int]:

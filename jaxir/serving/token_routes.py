@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from starlette.exceptions import HTTPException
 
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
 from jaxir.serving.embedder import SIDES, Unfit, served_name
@@ -20,7 +21,7 @@ from jaxir.serving.engines import Answer
 from jaxir.serving.fast_json import FastJson
 from jaxir.serving.schemas import UNFIT, UNKNOWN
 from jaxir.serving.service import Service
-from jaxir.serving.token_engine import TokenEngine
+from jaxir.serving.token_engine import Heads, TokenEngine
 
 
 def token_router(service: Service) -> APIRouter:
@@ -31,7 +32,7 @@ def token_router(service: Service) -> APIRouter:
     async def embed_all(request: tokens_request) -> Response:
         """Embeds each token of texts with a multi-vector encoder, as text-embeddings-inference does."""
         engine = _engine(service, MultiVectorEncoder)
-        return FastJson([answer.vector for answer in await _answers(service, engine, request)])
+        return FastJson([_part(answer, "tokens") for answer in await _answers(service, engine, request)])
 
     @router.post("/embed_sparse", response_model=list[list[SparseWeight]], responses=UNFIT | UNKNOWN)
     async def embed_sparse(request: tokens_request) -> Response:
@@ -40,7 +41,7 @@ def token_router(service: Service) -> APIRouter:
         ids = {token: number for number, token in enumerate(engine.encoder.token_names)}
         return FastJson(
             [
-                [{"index": ids[token], "value": weight} for token, weight in answer.vector.items()]
+                [{"index": ids[token], "value": weight} for token, weight in _part(answer, "sparse").items()]
                 for answer in await _answers(service, engine, request)
             ]
         )
@@ -58,7 +59,7 @@ def token_router(service: Service) -> APIRouter:
                 "created": int(time.time()),
                 "model": served_name(engine.encoder.spec),
                 "data": [
-                    {"index": n, "object": "pooling", "data": answer.vector}
+                    {"index": n, "object": "pooling", "data": _part(answer, "tokens")}
                     for n, answer in enumerate(answers)
                 ],
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -71,10 +72,15 @@ def token_router(service: Service) -> APIRouter:
 def _engine(service: Service, kind: type) -> TokenEngine:
     """Returns the first engine with a model of a kind; raises status 404 if there is none."""
     for engine in service.token_engines:
-        if isinstance(engine.encoder, kind):
+        if isinstance(engine.encoder, kind | HybridEncoder):
             return engine
     what = "sparse encoder" if kind is SparseEncoder else "multi-vector encoder"
     raise HTTPException(404, f"no {what} is served: start jaxir.serve with --model=MODEL, a {what}")
+
+
+def _part(answer: Answer, head: str) -> Any:
+    """Returns what a head of a hybrid encoder made of a text, or all that another encoder made of it."""
+    return getattr(answer.vector, head) if isinstance(answer.vector, Heads) else answer.vector
 
 
 async def _answers(service: Service, engine: TokenEngine, request: Any) -> list[Answer]:

@@ -7,6 +7,7 @@ from typing import Any
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.models.quantized import Scheme
+from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
@@ -32,6 +33,13 @@ def load_encoder(spec: str, *, weights: Scheme | None = None, **how: Any) -> Any
     if weights is not None:
         raise UserError(f"a {kind.replace('_', ' ')} is not quantised: leave out --weights")
     return _CLASSES[kind].load(spec, **how)
+
+
+def load_served(spec: str, *, weights: Scheme | None = None, **how: Any) -> AnyEncoder | HybridEncoder:
+    """Returns what `load_encoder` does, but a hybrid encoder with all its heads."""
+    if weights is None and kind_of(spec) == "hybrid_encoder":
+        return HybridEncoder.load(spec, **how)
+    return load_encoder(spec, weights=weights, **how)
 
 
 def kind_of(spec: str) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 from scipy import sparse
 
 from jaxir.core.errors import UserError
@@ -23,7 +25,8 @@ from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.multi_vector_encoder import similarities_of_lists
 from jaxir.retrieval.encoding.read_ahead import one_ahead
-from jaxir.retrieval.encoding.sparse_text_encoder import in_own_order
+from jaxir.retrieval.encoding.sparse_text_encoder import in_own_order, named_weights, names_of_tokens
+from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.retrieval.encoding.tower_functions import Tower
 from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
@@ -69,14 +72,18 @@ class HybridEncoder:
       settings: maximum lengths and prompts of queries and passages.
       fingerprint: identifies weights and tokenizer.
       spec: the name by which the model was loaded.
+      dimension: D, the number of components of a text's vector.
+      similarity_fn_name: "sum", the weighted sum of the heads' scores.
       training: how training ended (a `jaxir.training.loop.TrainResult`), for the result of `fit`; else None.
     """
 
     training: Any = None
+    similarity_fn_name = "sum"
 
     def __init__(self, loaded: LoadedModel, *, spec: str, batch_tokens: int | None = None):
         self.model, self.tokenizer, self.settings = loaded.model, loaded.tokenizer, loaded.settings
         self.fingerprint, self.spec = loaded.fingerprint, spec
+        self.dimension: int = loaded.model.config.dimension
         self.runner = Runner(loaded.model, MeshConfig().build(local_devices()), batch_tokens=batch_tokens)
 
     @classmethod
@@ -121,6 +128,12 @@ class HybridEncoder:
     def __repr__(self) -> str:
         name = f"{self.spec!r}: " if self.spec else ""
         return f"HybridEncoder({name}{self.model.config.summary}, {size_of(self.model)})"
+
+    def with_one_vector(self) -> DualEncoder:
+        """Returns the dual encoder of the dense head, which shares the weights."""
+        model = stored.abstract_model(self.model.config.dense)
+        nnx.update(model, {"encoder": nnx.state(self.model.encoder)})
+        return DualEncoder(model, self.tokenizer, self.settings, self.fingerprint, spec=self.spec)
 
     def encode_queries(self, texts: str | Iterable[str], **how: Any) -> HybridTexts:
         """Encodes queries; `encode` describes the arguments."""
@@ -169,8 +182,21 @@ class HybridEncoder:
 
     def tokens(self, texts: Sequence[str], tower: Tower) -> list[np.ndarray]:
         """Returns the token ids of texts after the tower's prompt, truncated at its maximum length."""
-        prompt, length = self.settings.of_tower(tower)
+        prompt, length = self.text_settings(tower)
         return self.tokenizer.encode_batch([prompt + text for text in texts], max_length=length)
+
+    def text_settings(self, tower: Tower) -> tuple[str, int]:
+        """Returns (prompt, maximum length in tokens) of a tower."""
+        return self.settings.of_tower(tower)
+
+    def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
+        """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0."""
+        return named_weights(matrix, self.token_names)
+
+    @functools.cached_property
+    def token_names(self) -> list[str]:
+        """The V tokens, in the order of the columns of `HybridTexts.sparse`."""
+        return names_of_tokens(self.tokenizer, self.model.config.backbone.vocab_size)
 
     def similarity(
         self, queries: HybridTexts, passages: HybridTexts, *, weights: dict[str, float] | None = None

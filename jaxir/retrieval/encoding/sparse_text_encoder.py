@@ -18,6 +18,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.platforms import check_devices, local_devices
 from jaxir.core.progress import progress
+from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.huggingface import tokenizer_files
 from jaxir.interop.model import stored
@@ -226,19 +227,12 @@ class SparseEncoder:
 
         An id i without a token in the tokenizer is named "[i]".
         """
-        names = self.token_names
-        found = []
-        for row in sparse.csr_matrix(matrix):
-            order = np.argsort(-row.data, kind="stable")
-            found.append({names[row.indices[i]]: float(row.data[i]) for i in order if row.data[i]})
-        return found
+        return named_weights(matrix, self.token_names)
 
     @functools.cached_property
     def token_names(self) -> list[str]:
         """The V tokens, in the order of the columns of `encode`."""
-        names = self.tokenizer.own_tokens()
-        names += [None] * (self.dimension - len(names))
-        return [f"[{i}]" if name is None else name for i, name in enumerate(names)]
+        return names_of_tokens(self.tokenizer, self.dimension)
 
     def _model_weights(self, tokens: list[np.ndarray], limit: int | None, **how: Any) -> sparse.csr_matrix:
         """Returns the weights [n, V] of tokens by the language model, in jaxir's order of tokens."""
@@ -280,6 +274,22 @@ class SparseEncoder:
                 f" {texts[row]!r:.40}"
             )
         return matrix
+
+
+def names_of_tokens(tokenizer: Tokenizer, size: int) -> list[str]:
+    """Returns the tokens with ids 0 to `size` - 1 in the tokenizer's file; "[i]" for one without a name."""
+    names = tokenizer.own_tokens()
+    names += [None] * (size - len(names))
+    return [f"[{i}]" if name is None else name for i, name in enumerate(names)]
+
+
+def named_weights(matrix: sparse.csr_matrix, names: Sequence[str]) -> list[dict[str, float]]:
+    """Returns the weights [N, V] of N texts by the names of their tokens, the largest first, without 0."""
+    found = []
+    for row in sparse.csr_matrix(matrix):
+        order = np.argsort(-row.data, kind="stable")
+        found.append({names[row.indices[i]]: float(row.data[i]) for i in order if row.data[i]})
+    return found
 
 
 def in_own_order(matrix: sparse.csr_matrix, pad_swap: int | None) -> sparse.csr_matrix:
