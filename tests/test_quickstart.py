@@ -87,6 +87,7 @@ def commands_in(output: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_second_quickstart_is_refused_and_its_command_ends_with_the_first(tmp_path, number):
     output = tmp_path / "quickstart"

@@ -204,6 +204,7 @@ def test_reader_is_traced(folder, tmp_path):
     assert bound["data"].split is bound["dev"].split is None
 
 
+@pytest.mark.slow
 def test_dpr_and_diffcse_are_traced_together(folder, generator):
     bindings = [*small("bert", folder), f"GENERATOR={generator}", "CHUNKS=2"]
     bound = bind(["gin/pairs.gin", DPR_DIFFCSE], bindings)

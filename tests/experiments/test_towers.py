@@ -13,6 +13,7 @@ def vectors(model, tower):
     return np.asarray(model.encode(jnp.asarray(IDS), tower=tower))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["ade", "ade_spl"])
 def test_every_sharing_starts_from_the_encoder_unchanged(model, sharing, tmp_path):
     source = UnderIdentityProjection(source=model, sharing=sharing, query_max_length=8, passage_max_length=16)

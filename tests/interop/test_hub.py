@@ -102,6 +102,7 @@ def test_only_files_that_are_read_are_downloaded_once(hub, resolve, tmp_path):
     assert (said, hub.asked) == ("", []) and Path(offline).is_dir()
 
 
+@pytest.mark.slow
 def test_damaged_file_in_the_cache_is_refused_until_it_is_removed(hub, resolve):
     """For a large and a small file, which have different kinds of hashes."""
     damaged = {"google/weights": "model.safetensors", "google/words": "3_Normalize/config.json"}
@@ -181,6 +182,7 @@ def test_the_list_of_modules_of_a_cross_encoder_is_downloaded(model_type):
     assert ("modules.json" in chosen.small) == (model_type == "CrossEncoder")
 
 
+@pytest.mark.slow
 def test_configuration_and_architecture_are_downloaded_without_weights(hub, resolve):
     files = files_of("roberta")
     tensors = safetensors.numpy.load(files.pop(SAFE))
@@ -207,6 +209,7 @@ def test_configuration_and_architecture_are_downloaded_without_weights(hub, reso
     assert len(fingerprints) == 1
 
 
+@pytest.mark.slow
 def test_revision_is_pinned_and_read_offline(hub, resolve):
     old, new = files_of("roberta"), files_of("bert")
     commits = [hub.add(T5, old, "v1", "refs/pr/2"), hub.add(T5, new)]
@@ -226,6 +229,7 @@ def test_revision_is_pinned_and_read_offline(hub, resolve):
     assert ([Path(x).name for x in found], said, hub.asked) == (commits, "", [])
 
 
+@pytest.mark.slow
 def test_a_download_goes_on_where_the_connection_broke(hub, resolve):
     files = files_of("t5_1_1")
     hub.add(T5, files)

@@ -233,6 +233,7 @@ print(torch.__file__, transformers.__file__)
 """
 
 
+@pytest.mark.slow
 def test_reading_a_model_imports_neither_torch_nor_transformers(tmp_path):
     for name in ("torch", "transformers"):
         (tmp_path / f"{name}.py").write_text("import pathlib\npathlib.Path(__file__ + '.imported').touch()\n")

@@ -107,6 +107,7 @@ def test_gradient_precision_does_not_change_that_of_logits(loss, precision):
     assert found == ["highest"] * sweeps + ["highest", precision, precision] * sweeps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 2, "fsdp": 2}, {"data": 2, "tensor": 2}])
 def test_ring_sends_nothing_but_shards(sizes):
     partitioner = MeshConfig(**sizes).build(jax.devices()[:DEVICES])

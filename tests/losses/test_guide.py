@@ -130,6 +130,7 @@ def test_equals_sentence_transformers(name, loss, count, share, less):
         np.testing.assert_allclose(gradient, GOLDEN[f"{name} {n}"], rtol=1e-5, atol=1e-6, err_msg=n)
 
 
+@pytest.mark.slow
 def test_the_mask_on_a_ring_equals_one_device():
     loss, settings = samtone, {"same_tower": "both"}
     case = to_jax(with_guide(make_case(batch=12, width=8)))

@@ -32,6 +32,7 @@ LOSSES = [  # each loss, and the arguments that it reads besides vectors
 DIMENSIONS, WEIGHTS = [8, 3], [1.0, 0.5]
 
 
+@pytest.mark.slow
 def test_every_loss_is_summed_over_dimensions():
     case = with_guide(make_case(width=8))
     case |= {"passage_score": np.ones(6), "negative_scores": np.sin(np.arange(12)).reshape(6, 2)}
@@ -55,6 +56,7 @@ def test_every_loss_is_summed_over_dimensions():
         assert parts[0] != parts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "loss"),
     [(Contrastive, functools.partial(samtone, block_size=3)), (Distillation, kl_distillation)],

@@ -86,6 +86,7 @@ def no_dropout(config) -> dict[str, float]:
     return {name: 0.0 for name in names if name.endswith("dropout_rate")}
 
 
+@pytest.mark.slow
 def test_dropout_needs_a_key_and_follows_it():
     for config in SHALLOW.values():
         model = config.make(rngs=nnx.Rngs(0))

@@ -177,6 +177,7 @@ def test_kernels_report_their_cost(activation, rank):
         assert reported == pytest.approx(blocks * elementwise(body), rel=0.2)
 
 
+@pytest.mark.slow
 def test_an_encoder_trains_with_kernels_as_without(monkeypatch):
     monkeypatch.setattr(Partitioner, "on_tpu", True)
     ids = jnp.asarray(RNG.integers(1, 50, (ROWS, LENGTH)), jnp.int32)

@@ -117,6 +117,7 @@ def test_icts_loss_is_the_softmax_over_the_batchs_passages():
     assert ICT(loss=LOSS, keep=0.0)(model, twins, jax.random.key(0))[0] < loss - 0.01
 
 
+@pytest.mark.slow
 def test_icts_gradients_reach_the_encoder_and_neither_chunks_nor_devices_change_numbers():
     model, batch, key = unlabelled.make_model(dropout=0.0), batch_of_clozes(), jax.random.key(3)
     plain, cached = ICT(loss=LOSS, keep=0.5), ICT(loss=LOSS, keep=0.5, chunks=2)

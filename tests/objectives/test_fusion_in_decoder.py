@@ -66,6 +66,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_all_tokens_of_transformers_logits
     np.testing.assert_allclose(loss, -np.log(right[target != 0]).mean(), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing_and_dropout_does(step, model, loss_of):
     loss, gradients = step(1)
     again, chunked = step(2)

@@ -96,6 +96,7 @@ def test_losses_and_gradients_equal_those_of_sentence_transformers(name, loss, g
         assert_near(ours, theirs)
 
 
+@pytest.mark.slow
 def test_regularisers_see_the_global_batch_on_a_mesh_and_with_gradient_caching(sparse):
     model, batch = sparse["max"]
     expected = loss_and_gradients(model, batch, objective_of("in_batch"))

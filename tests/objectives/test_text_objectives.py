@@ -71,6 +71,7 @@ def batch_for(objective):
     return pairs(ids) if type(objective.contrastive) is Contrastive else with_next(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but("clm", "masked lm", "diffcse", names=OBJECTIVES | DIFFCSE))
 def test_gradients_reach_everything_and_devices_change_nothing(name):
     objective, model = (OBJECTIVES | DIFFCSE)[name], make_model(sharing="ade" if name == "prop" else "sde")
@@ -83,6 +84,7 @@ def test_gradients_reach_everything_and_devices_change_nothing(name):
 CUT = [*OBJECTIVES, "diffcse", "all", "pairs", "positives"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but("seed", "diffcse", names=CUT))
 def test_chunks_change_nothing_but_dropout(name):
     """Masks and word sets are drawn before the batch is cut; dropout differs between chunks."""

@@ -91,6 +91,7 @@ def test_the_loss_is_equation_6(name):
     np.testing.assert_allclose(loss, reconstruction + np.mean(terms) + 0.1 * contrast, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_contrast_alone_reaches_the_encoder():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
     # With this weight no other loss gives gradients as large.
@@ -158,6 +159,7 @@ def test_words_are_drawn_from_the_smoothed_language_model(subsampling):
             np.testing.assert_allclose(sets.log_p[n, which], np.log(p[words]).sum(), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_hinge_over_both_sets_and_a_masked_language_model():
     model, ids, key = make_model(dropout=0.0), make_texts(), jax.random.key(4)
     objective = PROP(margin=0.5)

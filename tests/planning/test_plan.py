@@ -123,6 +123,7 @@ def test_counted_work_of_frozen_layers_is_their_forward_pass():
     assert work.differentiated(loss, *shapes) == product * (3 + 1 + 2 * (3 + 2) + 3 / 2)
 
 
+@pytest.mark.slow
 def test_remat_saves_memory_and_leaves_useful_flops():
     plain, products, remat = (small_step(config(remat=of)) for of in (False, "products", True))
     all_kept, some_kept, least_kept = (step.activation_bytes() for step in (plain, products, remat))

@@ -165,6 +165,7 @@ def test_refusals(index, tmp_path, flags, message, capsys):
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_searching_words_does_not_start_jax(index):
     """bm25s by itself runs a JAX program on import, which takes an accelerator from other processes."""
     code = (

@@ -94,6 +94,7 @@ def comparisons(monkeypatch) -> list[tuple[int, int, bool]]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_rounded_products_lose_no_answer(points, toy, comparisons, similarity):
     """Many queries are compared in bfloat16, which cannot rank 60 copies of a vector."""

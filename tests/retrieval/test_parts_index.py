@@ -28,6 +28,7 @@ def exactly(some):
     return build_index(some, backend="exact"), None
 
 
+@pytest.mark.slow
 def test_parts_answer_as_one_index(many, tmp_path):
     passages, queries = many
     build_in_parts(passages, tmp_path / "index", 4, exactly, how={})

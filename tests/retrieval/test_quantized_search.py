@@ -11,6 +11,7 @@ from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.service import Service
 
 
+@pytest.mark.slow
 def test_commands_encode_index_and_search_with_the_same_weights(toy, small_model, tmp_path, capsys):
     texts = toy.random_texts(30)
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", texts)

@@ -144,6 +144,7 @@ def test_added_int8_vectors_are_not_clipped(similarity):
     np.testing.assert_allclose(found[0], near[0], atol=0.02 * np.abs(near[0]).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "storage"), [(COUNT, "float32"), (2100, "int8")])
 def test_long_vectors_cost_the_others_no_recall(tmp_path, vectors, ids, count, storage):
     """If ScaNN coded the long vectors, recall@10 would be .36 (tree, float32) and .36 (int8)."""

@@ -182,6 +182,7 @@ def test_access_log_has_every_request_but_no_question(served):
     assert "secret" not in log
 
 
+@pytest.mark.slow
 def test_index_without_texts_is_searched_by_id(without_texts):
     status, _, body = without_texts.request("GET", "/document/cats")
     assert status == 404
@@ -293,6 +294,7 @@ def disturb(served, until: float) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_many_clients_are_answered_beside_broken_ones(served):
     clients, seconds = 50, 3
     queries = [f"w{i} w{i * 7 % 199} joins" for i in range(199)]

@@ -118,6 +118,7 @@ def test_feedback_expands_queries(sidecar, tmp_path):
     assert sidecar.search(directory, ["cat"], 100)[0] == plain
 
 
+@pytest.mark.slow
 def test_impacts_equal_pyserinis(sidecar, tmp_path, anserini, anserini_index):
     """Compared with the Java programs behind `pyserini.index.lucene` and its searches."""
     rng = random.Random(2)

@@ -43,6 +43,7 @@ def test_second_process_is_refused_while_the_lease_is_renewed(bucket, capsys):
     assert not bucket.names()
 
 
+@pytest.mark.slow
 def test_stale_lease_is_taken_over_by_one_process_only(bucket, capsys):
     bucket.put("run/LEASE", json.dumps({"host": "gone", "process": 7, "since": "then"}).encode())
     outcomes = []
@@ -75,6 +76,7 @@ def test_lost_lease_ends_the_holder_and_keeps_the_new_lease(bucket):
     assert json.loads(bucket["run/LEASE"])["host"] == "other"
 
 
+@pytest.mark.slow
 def test_lease_survives_a_short_outage_and_reports_a_long_one(bucket, monkeypatch):
     monkeypatch.setattr(leases, "ATTEMPTS", 0.3)
     monkeypatch.setattr(leases, "STALE_AFTER", 6.0)

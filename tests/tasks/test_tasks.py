@@ -140,6 +140,7 @@ def test_tasks_over_tfds(tokenizer, tmp_path):
     assert nq.tfds_natural_questions(data_dir=str(tmp_path)) in seqio.TaskRegistry.names()
 
 
+@pytest.mark.slow
 def test_a_mixture_of_tasks_takes_each_batch_from_one_of_them(tokenizer, tmp_path):
     names = {}
     for kind in ("red", "blue"):

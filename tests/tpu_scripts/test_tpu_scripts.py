@@ -67,6 +67,7 @@ def test_after_a_preemption_the_same_command_resumes_on_a_new_slice(cloud):
     assert creates[0] == creates[1] and starts == [first, first]
 
 
+@pytest.mark.slow
 def test_if_one_worker_loses_its_job_all_start_again(cloud):
     cloud.ok("resume.sh")
     cloud.until_waiting()
@@ -152,6 +153,7 @@ def test_watching_ends_if_installing_fails(cloud):
     assert len(cloud.calls("create")) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["run", "report"])
 def test_nothing_is_installed_while_a_job_runs(cloud, job):
     cloud.all_ok("create.sh", "install.sh")

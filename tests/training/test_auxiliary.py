@@ -49,6 +49,7 @@ def test_auxiliary_parameters_are_trained_averaged_or_frozen(whole):
     assert sum("scale" in name for name in kept) == 4  # two moments of each of the two scales
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_bits(whole, tmp_path):
     class Stopped(Exception):
         pass
@@ -126,6 +127,7 @@ def test_parts_of_a_sum_have_random_numbers_of_their_own():
     assert total == pytest.approx(float(found["a/loss"] + found["b/loss"]))
 
 
+@pytest.mark.slow
 def test_weights_of_a_sum_must_be_known_in_evaluation(tmp_path):
     """Optax's schedules do not accept None, which is the step in evaluation."""
     falling = optax.linear_schedule(1.0, 0.0, 10)
@@ -171,6 +173,7 @@ def test_a_model_with_other_state_is_refused():
         state_lib.plan_state(Averaging(), AdamW().build(1).transform, MeshConfig().build())
 
 
+@pytest.mark.slow
 def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
     """A rate of 0 changes nothing; huge gradients of another group do not scale down the model's."""
 
@@ -194,6 +197,7 @@ def test_groups_have_rates_decay_and_norms_of_their_own(tmp_path):
     assert apart["auxiliary['bias']"] != -1
 
 
+@pytest.mark.slow
 def test_warm_start_begins_with_learnt_parameters(whole, tmp_path):
     learnt = arrays(whole, json.loads((whole / "checkpoints/best.json").read_text())["step"])
     kept = AdamW(learning_rate=0.0, weight_decay=0.0)
@@ -205,6 +209,7 @@ def test_warm_start_begins_with_learnt_parameters(whole, tmp_path):
         run(tmp_path / "later", objective=Sigmoid(), optimizer=kept, steps=1)
 
 
+@pytest.mark.slow
 def test_warm_start_refuses_unsuitable_runs(whole, tmp_path):
     run(tmp_path / "plain", steps=5, dev=None)
     (tmp_path / "plain" / "jaxir.json").touch()
@@ -243,6 +248,7 @@ class OtherWords(Hooked):
         return pairs(64, seed=1).token_counts(field, vocab_size)
 
 
+@pytest.mark.slow
 def test_statistics_are_of_a_runs_own_corpus(tmp_path):
     """A warm start computes statistics anew, too; a resume refuses statistics of other data."""
     objective = WeightedSum(parts={"task": Contrastive(), "own": Counting()})

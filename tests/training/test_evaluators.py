@@ -119,6 +119,7 @@ def test_loss_and_accuracy_are_means_over_full_batches_without_dropout(count):
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
     _, scores = evaluation(pairs(7, seed=1), batch_size=512)
     _, one_device = evaluation(pairs(7, seed=1), batch_size=4, devices=1)
@@ -232,6 +233,7 @@ def test_error_of_an_evaluator_names_the_evaluator_and_the_step(tmp_path):
     assert isinstance(error.value.__cause__, KeyError)
 
 
+@pytest.mark.slow
 def test_resume_refuses_only_another_choice_of_the_best_checkpoint(tmp_path):
     run(tmp_path / "run", evaluators=[Norm()], steps=10)
     more = Norm(name="more")

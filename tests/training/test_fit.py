@@ -96,6 +96,7 @@ def test_a_run_that_is_kept_is_a_model_and_is_resumed(tmp_path, capsys):
     assert again.fingerprint == encoder.fingerprint and not losses(capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_another_seed_trains_with_the_same_program(small, capsys):
     read, misses = [], []
 

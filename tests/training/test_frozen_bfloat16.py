@@ -69,6 +69,7 @@ def run(folder, output_dir, monkeypatch, steps=4):
     return seen
 
 
+@pytest.mark.slow
 def test_frozen_bfloat16_weights_change_neither_steps_nor_checkpoints(rounded_bert, tmp_path, monkeypatch):
     halved = run(rounded_bert, tmp_path / "halved", monkeypatch)
     types = {name: x.dtype for name, x in halved.items()}
@@ -85,6 +86,7 @@ def test_frozen_bfloat16_weights_change_neither_steps_nor_checkpoints(rounded_be
         assert tensorstore.open(spec).result().dtype == np.float32, spec["kvstore"]
 
 
+@pytest.mark.slow
 def test_run_with_halved_weights_resumes_exactly(rounded_bert, tmp_path, monkeypatch):
     run(rounded_bert, tmp_path / "whole", monkeypatch)
     shutil.copytree(tmp_path / "whole", tmp_path / "resumed")

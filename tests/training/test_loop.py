@@ -83,6 +83,7 @@ def test_batch_without_negatives_is_refused_first_and_reported_later(tmp_path, c
     assert line["pairs/loss"] == 0
 
 
+@pytest.mark.slow
 def test_interrupt_ends_the_step_saves_it_and_restores_the_handlers(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     sent = Hooked(pairs(64), lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 12 else None)
@@ -136,6 +137,7 @@ class Again(Hooked):
             yield first
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_and_differs_from_step_to_step(tmp_path):
     """At learning rate 0 on one batch, only the key of dropout can change the loss."""
 

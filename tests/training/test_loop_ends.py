@@ -90,6 +90,7 @@ class Ending(Hooked):
         return itertools.islice(super().batched(how), max(0, self._count - how.start_step))
 
 
+@pytest.mark.slow
 def test_data_that_end_before_the_run_are_an_error(tmp_path):
     ended = "the data has no more batches, but the run has 10 steps"
     with pytest.raises(UserError, match=f"^step 5: {ended}.*last good checkpoint is .*checkpoints/4$"):

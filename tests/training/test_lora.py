@@ -135,6 +135,7 @@ def test_other_kinds_of_models_train_adapters(tmp_path, request, make, folder, o
     assert np.isfinite(opened(str(tmp_path / "run"))).all()
 
 
+@pytest.mark.slow
 def test_towers_of_an_ade_adapt_one_base(tmp_path, one_layer):
     run = tmp_path / "run"
     train(recipe(one_layer, 2, sharing="ade_spl", projection=8, lora_targets="query"), run)
@@ -144,6 +145,7 @@ def test_towers_of_an_ade_adapt_one_base(tmp_path, one_layer):
     assert np.abs(encoder.encode_queries(TEXTS) - encoder.encode_passages(TEXTS)).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_a_second_run_continues_the_adapters_or_adds_new_ones(tmp_path, one_layer):
     first, on, anew = tmp_path / "first", tmp_path / "on", tmp_path / "anew"
     train(recipe(one_layer, 2), first)
@@ -159,6 +161,7 @@ def test_a_second_run_continues_the_adapters_or_adds_new_ones(tmp_path, one_laye
     assert bases == [f"hf:{one_layer}", str(first)]
 
 
+@pytest.mark.slow
 def test_impossible_adapters_and_a_changed_base_are_refused(tmp_path, one_layer):
     for changes, said in (
         ({"lora_rank": None, "lora_alpha": 1.0}, "give lora_rank, too"),

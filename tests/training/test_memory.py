@@ -117,6 +117,7 @@ def test_donated_buffers_count_once():
     assert twice - once == 4 << 20
 
 
+@pytest.mark.slow
 def test_the_loop_chooses(tmp_path, capsys):
     free = device_memory()
     assert 2**20 < free < 2**50

@@ -63,6 +63,7 @@ def measured(run):
     return [row for row in rows if row]
 
 
+@pytest.mark.slow
 def test_pairs_and_negatives_are_embedded_without_their_own_prompts(one_layer):
     """Vectors are those of a model that has the prompts itself, also with gradient caching."""
     start = DualEncoder.load(f"st:{one_layer}")
@@ -135,6 +136,7 @@ def test_a_mixture_from_a_recipe_resumes_as_if_uninterrupted(one_layer, recipe, 
         np.testing.assert_array_equal(found[name], value)
 
 
+@pytest.mark.slow
 def test_a_mixture_with_prompts_and_a_temperature_trains(one_layer, tmp_path):
     prompts = ("Instruct: find it\nQuery: ", "la ")
     sources = [WithPrompts(data=PAIRS, query_prompt=prompt) for prompt in prompts]

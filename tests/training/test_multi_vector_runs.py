@@ -69,6 +69,7 @@ def texts_of(folder, name) -> dict[str, str]:
     return {r["_id"]: r["text"] for r in map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())}
 
 
+@pytest.mark.slow
 def test_a_dense_start_gets_a_projection_expansion_and_words_to_skip(trained, one_layer):
     encoder = MultiVectorEncoder.load(str(trained))
     config, tokenizer = encoder.model.config, encoder.tokenizer
@@ -128,6 +129,7 @@ def test_rerank_writes_the_similarities_of_the_candidates(
     assert "--weights only applies to a cross-encoder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_export_writes_a_folder_that_pylate_opens_too(trained, tmp_path):
     assert (
         cli.main("jaxir.export:export", [f"--model={trained}", "--format=st", f"--output={tmp_path / 'st'}"])
@@ -168,6 +170,7 @@ def test_unsuitable_models_and_evaluators_are_refused(trained, one_layer):
         find(loaded.model, None, {"ids": ids})
 
 
+@pytest.mark.slow
 def test_a_run_starts_another_and_keeps_its_shape(trained, folder, candidates, tmp_path):
     evaluators = ["--gin_file=gin/evaluators/reranking.gin", f"--dev_run={candidates}", "--dev_run_depth=12"]
     flags = [

@@ -12,6 +12,7 @@ from jaxir.training.evaluators.nanobeir import NanoBEIR
 from tests.data import hub_folders
 
 
+@pytest.mark.slow
 def test_nanobeir_in_the_loop_is_the_mean_over_its_collections(one_layer, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hub_folders.nanobeir_of_parts(tmp_path / "set", *(f"Nano{name}" for name in SETS))

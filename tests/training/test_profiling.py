@@ -46,6 +46,7 @@ def test_chips_are_known_by_jax_s_names():
     assert chips.of_kind("cpu") is None
 
 
+@pytest.mark.slow
 def test_chosen_steps_are_traced(tmp_path, capsys):
     assert run(tmp_path / "run", **SETTINGS, profile_steps="3:4").step == 6
     told = f"steps 3 to 4 are traced; open them with: xprof {tmp_path / 'run' / 'tensorboard'}\n"
@@ -144,6 +145,7 @@ def test_logged_figures_equal_the_plan():
     assert in_turn >= scheduled >= overlapped > 0
 
 
+@pytest.mark.slow
 def test_run_stopped_within_traced_steps_reports_that_there_is_no_trace(tmp_path, capsys):
     sent = Hooked(pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
     stopped = run(tmp_path / "run", data=sent, **SETTINGS | {"steps": 12}, profile_steps="2:11")

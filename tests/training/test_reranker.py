@@ -104,6 +104,7 @@ def rerank(folder, model, output, *more):
     return read_run(output)
 
 
+@pytest.mark.slow
 def test_a_reranked_run_has_the_models_scores_of_the_texts(folder, trained, tmp_path, capsys):
     found, before = rerank(folder, trained, tmp_path / "new.trec"), read_run(folder / "run.trec")
     assert f"48 queries, 192 answers, by {trained}" in capsys.readouterr().out

@@ -202,6 +202,7 @@ def test_a_field_that_was_added_later_is_no_difference_if_it_has_its_default():
     assert difference("f", now, was) == "f.margin=0.0, a setting that no longer exists"
 
 
+@pytest.mark.slow
 def test_a_run_whose_function_was_changed_is_not_resumed(written, tmp_path):
     """A user edits the function's file between two runs."""
     settings = {"steps": 6, "checkpoint_every": 3, "dev": None}

@@ -104,6 +104,7 @@ def generator(one_layer_seq2seq):
 SAMPLED = Decoding(max_new_tokens=5, num_outputs=3, top_k=30, seed=3)
 
 
+@pytest.mark.slow
 def test_interrupted_generation_resumes_to_the_same_output(data, generator, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     report = outputs_file.write_outputs(generator, data / "texts.jsonl", whole, SAMPLED, window=3)

@@ -100,6 +100,7 @@ def test_a_dual_encoder_gets_a_head_and_adapters(tmp_path):
     np.testing.assert_allclose(one.toarray(), other.toarray(), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -94,6 +94,7 @@ def judged(one_layer, tmp_path_factory):
     return place, encoder, lambda name: found[f"dev/{name}"]
 
 
+@pytest.mark.slow
 def test_sts_in_the_loop_is_sts_of_the_encoder(judged):
     place, encoder, value = judged
     scores = evaluate_sts(encoder, read_sts(place / "sts"))
