@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import Reads
-from jaxir.core.values import Count, checked
+from jaxir.core.values import Count, Object, checked
 from jaxir.data.text.pair_tokenizer import PairTokenizer
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
@@ -21,88 +21,20 @@ from jaxir.interop.huggingface import (
     hf_masked_lm,
     hf_sparse_encoder,
 )
-from jaxir.interop.model import kinds, lora, multi_vector_start, stored
+from jaxir.interop.model import kinds, multi_vector_start, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
-from jaxir.interop.model.stored import Base, ModelConfig, StoredModel
+from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
+from jaxir.interop.starting_points import Opened, Reader, Source
 from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.runtime.partitioning import Partitioner
 
-# Maps (model name, directory of a tokenizer or None, kind="dual_encoder" or None for any) to a stored model.
-Reader = Callable[..., StoredModel]
-
-
-class Source(Protocol):
-    """The model that a training run starts from. Training calls `build`, planning only `outline`."""
-
-    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Makes the model on the mesh of `partitioner`, with random parameters from `seed`."""
-
-    def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
-        """Returns the configuration and settings that `build` would give; `read` need not load parameters."""
-
-
-class _Opened:
-    """Methods of sources that load a model and apply the changes of `CommonOverrides` to it."""
-
-    _kind: ClassVar[str | None]
-    source: str
-    tokenizer = from_scratch = None  # only `Pretrained` has these fields
-
-    def build(self, *, seed: int, partitioner: Partitioner | None = None) -> LoadedModel:
-        """Loads the model onto the mesh of `partitioner`; each process reads the parts of its devices.
-
-        `seed` is for new random weights. If the files have no fingerprint, one is made of the source's name,
-        because hashing the parameters would make every process read all of them.
-        """
-        drawn = bool(self.from_scratch)
-        if drawn and self.lora_rank is not None:
-            raise UserError("lora_rank needs trained weights: leave out from_scratch or lora_rank")
-
-        def built(found: StoredModel, fingerprint: str | None) -> LoadedModel:
-            model = self.apply(found, seed=seed, where=self.source)
-            if model.weights is None and self.lora_rank is None and model.base is not None:
-                model = dataclasses.replace(model, weights=model.base.weights)
-            if model.weights is not None and model.config.adapters is None:
-                raise UserError(
-                    f"{self.source}: weights={self.weights!r} cannot be trained: give lora_rank, too, to"
-                    " train adapters, or leave it out"
-                )
-            if drawn:
-                made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
-                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
-                return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
-            another = self.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
-            if fingerprint is None or another:
-                fingerprint = stored.initial_fingerprint(
-                    model.config, model.tokenizer, seed, source=self.source
-                )
-            base = self._base(found)
-            made = stored.build(model, partitioner, halved=base is not None)
-            return LoadedModel(made, model.tokenizer, model.settings, fingerprint, base=base)
-
-        return model_dir.read_with(
-            built, self.source, tokenizer=self.tokenizer, kind=self._kind, weights=not drawn
-        )
-
-    def _base(self, found: StoredModel) -> Base | None:
-        """Returns the model that a run's adapters change and the run only names; None if it stores all."""
-        if self.lora_rank is None:
-            return found.base and found.base._replace(weights=self.weights or found.base.weights)
-        params = lora.merged(found).params
-        return Base(model_dir.absolute(self.source), self.tokenizer, lora.digest_of(params), self.weights)
-
-    def outline(self, read: Reader) -> tuple[ModelConfig, EncoderSettings]:
-        found = read(self.source, self.tokenizer, self._kind)
-        model = self.apply(found, seed=0, where=self.source)
-        return model.config, model.settings
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pretrained(Overrides, _Opened):
+class Pretrained(Overrides, Opened):
     """A dual encoder to load, with changes (see `Overrides`); `build(seed=0, partitioner=None)` loads it.
 
     Attributes:
@@ -118,7 +50,7 @@ class Pretrained(Overrides, _Opened):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedCrossEncoder(CommonOverrides, _Opened):
+class PretrainedCrossEncoder(CommonOverrides, Opened):
     """A cross-encoder to load, or an encoder to load and give a new head; `build(seed=0)` loads it.
 
     Attributes:
@@ -146,7 +78,7 @@ class PretrainedCrossEncoder(CommonOverrides, _Opened):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedSeq2Seq(CommonOverrides, _Opened):
+class PretrainedSeq2Seq(CommonOverrides, Opened):
     """A generator to load, with changes; `build(seed=0, partitioner=None)` loads it.
 
     `passage_max_length` limits the tokens of a source text, `query_max_length` the tokens of a target text.
@@ -162,7 +94,7 @@ class PretrainedSeq2Seq(CommonOverrides, _Opened):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedMultiVector(CommonOverrides, _Opened):
+class PretrainedMultiVector(CommonOverrides, Opened):
     """A multi-vector encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
 
     Attributes:
@@ -191,7 +123,7 @@ class PretrainedMultiVector(CommonOverrides, _Opened):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedSparse(CommonOverrides, _Opened):
+class PretrainedSparse(CommonOverrides, Opened):
     """A sparse encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
 
     Attributes:
@@ -215,7 +147,7 @@ class PretrainedSparse(CommonOverrides, _Opened):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PretrainedHybrid(CommonOverrides, _Opened):
+class PretrainedHybrid(CommonOverrides, Opened):
     """A hybrid encoder (BGE-M3) to load, or an encoder that becomes one; `build(seed=0)` loads it.
 
     Attributes:
@@ -232,6 +164,25 @@ class PretrainedHybrid(CommonOverrides, _Opened):
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         how = {"dimension": self.projection, "seed": seed, "where": where}
         return super().apply(hf_hybrid_encoder.with_new_heads(model, **how), seed=seed, where=where)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PretrainedWith(CommonOverrides, Opened):
+    """A model to load, of which a function makes a model of another kind (docs/adding_a_head.md).
+
+    Attributes:
+      source: the model, in a form that `model_dir.load` accepts.
+      head: maps (the stored model as it was read, seed of new weights) to the stored model to train.
+    """
+
+    _kind: ClassVar[str | None] = None
+
+    source: str
+    head: Callable[[StoredModel, int], StoredModel]
+
+    def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
+        return super().apply(self.head(model, seed), seed=seed, where=where)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -307,10 +258,10 @@ class PretrainedPooler:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FromScratch:
-    """A dual encoder with random parameters.
+    """A model with random parameters, in general a dual encoder.
 
     Attributes:
-      config: its configuration.
+      config: its configuration, of any kind that `kinds` knows.
       tokenizer: directory of its tokenizer.
       query_max_length: maximum number of tokens per query.
       passage_max_length: maximum number of tokens per passage.
@@ -318,7 +269,7 @@ class FromScratch:
       passage_prompt: text put before each passage.
     """
 
-    config: DualEncoderConfig
+    config: Object
     tokenizer: str
     query_max_length: Count
     passage_max_length: Count
@@ -339,7 +290,8 @@ class FromScratch:
         fingerprint = stored.initial_fingerprint(self.config, tokenizer, seed)
         return LoadedModel(model, tokenizer, settings, fingerprint)
 
-    def outline(self, read: Reader | None = None) -> tuple[DualEncoderConfig, EncoderSettings]:
+    def outline(self, read: Reader | None = None) -> tuple[ModelConfig, EncoderSettings]:
+        kinds.name_of(self.config)
         backbones.check_registered(self.config.backbone)
         settings = EncoderSettings(
             query_max_length=self.query_max_length,

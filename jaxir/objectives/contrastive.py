@@ -39,7 +39,8 @@ class Embeddings(NamedTuple):
 class Contrastive(LossObjective):
     """In-batch contrastive training of a dual encoder.
 
-    A call returns (loss, metrics), computed in two steps: `embed` and `loss_of`.
+    A call returns (loss, metrics), computed in two steps: `embed` and `loss_of`. A subclass for models with
+    another head sets `reads_with` to the model's method that `embed_by` calls.
 
     Attributes:
       loss: a loss of `jaxir.losses` with its settings bound, called as
@@ -77,6 +78,8 @@ class Contrastive(LossObjective):
         )
 
     def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
+        if self.reads_with != Contrastive.reads_with:
+            return embed_by(getattr(model, self.reads_with), batch, key)
         keys: Any = (None, None, None) if key is None else jax.random.split(key, 3)
         texts = [(batch["query_ids"], "query", keys[0]), (batch["passage_ids"], "passage", keys[1])]
         left_out = [batch.get("query_prompt_tokens"), batch.get("passage_prompt_tokens")]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from jaxir.core.values import checked
 from jaxir.losses.self_distillation import self_distillation
-from jaxir.objectives.contrastive import Contrastive, Embeddings, embed_by
-from jaxir.objectives.objective import Batch, Metrics, RandomKey
+from jaxir.objectives.contrastive import Contrastive
+from jaxir.objectives.objective import Metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,6 +27,3 @@ class HybridContrastive(Contrastive):
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = self_distillation
     reads_with = "heads"
-
-    def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
-        return embed_by(model.heads, batch, key)

@@ -12,7 +12,7 @@ import jax
 from jaxir.core.values import checked
 from jaxir.losses.distillation import kl_distillation
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.objectives.contrastive import Contrastive, Embeddings, embed_by
+from jaxir.objectives.contrastive import Contrastive
 from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, Metrics, RandomKey
 
@@ -36,9 +36,6 @@ class LateInteraction(Contrastive):
 
     loss: Callable[..., tuple[jax.Array, Metrics]] = _SOFTMAX
     reads_with = "token_vectors"
-
-    def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
-        return embed_by(model.token_vectors, batch, key)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

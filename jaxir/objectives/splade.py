@@ -13,7 +13,7 @@ from jaxir.core.values import NotNegative, Warmup, checked
 from jaxir.losses import sparsity
 from jaxir.losses.distillation import margin_mse
 from jaxir.losses.in_batch import in_batch_softmax
-from jaxir.objectives.contrastive import Contrastive, Embeddings, embed_by
+from jaxir.objectives.contrastive import Contrastive, Embeddings
 from jaxir.objectives.distillation import SCORES, Distillation
 from jaxir.objectives.objective import Batch, InSteps, Metrics, RandomKey
 
@@ -116,9 +116,6 @@ class Splade(_Regularized, Contrastive):
     loss: Callable[..., tuple[jax.Array, Metrics]] = in_batch_softmax
     sparsity: Sparsity = Sparsity()
     reads_with = "token_weights"
-
-    def _embed_at_once(self, model: Any, batch: Batch, key: RandomKey) -> Embeddings:
-        return embed_by(model.token_weights, batch, key)
 
     def __call__(
         self, model: Any, batch: Batch, key: RandomKey = None, *, auxiliary: Any = None, step: Any = None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxir.core.errors import UserError
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
@@ -36,7 +37,8 @@ class Kind:
       config: the class of its configurations.
       others: further classes of configurations, with a field that tells each from `config`.
       what: its description in messages.
-      lengths: maps settings to {name of the setting: maximum number of tokens per input}.
+      lengths: maps settings to {name of the setting: maximum number of tokens per input}; `lengths_of_sides`
+        for encoders of queries and passages.
       of_tokenizer: fields of the configuration that the tokenizer decides, excluded from fingerprints.
       since: fields that a later version added, with the value that all earlier models have. A field with
         this value is excluded from fingerprints.
@@ -50,7 +52,8 @@ class Kind:
     since: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def _of_either(settings: EncoderSettings) -> dict[str, int]:
+def lengths_of_sides(settings: EncoderSettings) -> dict[str, int]:
+    """Returns the maximum numbers of tokens of queries and passages, by the names of the settings."""
     return {
         "query_max_length": settings.query_max_length,
         "passage_max_length": settings.passage_max_length,
@@ -61,7 +64,7 @@ KINDS = {
     "dual_encoder": Kind(
         config=DualEncoderConfig,
         what="a dual encoder, which makes vectors of texts",
-        lengths=_of_either,
+        lengths=lengths_of_sides,
         of_tokenizer=("query_prompt_tokens", "passage_prompt_tokens"),
         since={"after_pooling": (), "layers_from": None, "adapters": None},
     ),
@@ -75,33 +78,57 @@ KINDS = {
     "seq2seq": Kind(
         config=Seq2SeqConfig,
         what="a generator, which writes texts (jaxir.expand)",
-        lengths=_of_either,
+        lengths=lengths_of_sides,
         since={"adapters": None},
     ),
     "sparse_encoder": Kind(
         config=SparseEncoderConfig,
         what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
-        lengths=_of_either,
+        lengths=lengths_of_sides,
         others={"unweighted": LexicalEncoderConfig},
     ),
     "multi_vector_encoder": Kind(
         config=MultiVectorConfig,
         what="a multi-vector encoder, which makes a vector of each token (jaxir.MultiVectorEncoder)",
-        lengths=_of_either,
+        lengths=lengths_of_sides,
         since={"pooling": None},
     ),
     "hybrid_encoder": Kind(
         config=HybridEncoderConfig,
         what="a hybrid encoder, which makes a vector, token weights and token vectors (jaxir.HybridEncoder)",
-        lengths=_of_either,
+        lengths=lengths_of_sides,
     ),
 }
 
 
+def register(name: str, kind: Kind) -> None:
+    """Makes a kind of model known, also one outside jaxir: models of `kind.config` can then be stored.
+
+    Args:
+      name: the name of the kind in `jaxir.json`.
+      kind: the kind. Its configuration is a frozen dataclass with the field `backbone`, the properties
+        `summary` and `make`, as those in `jaxir.models`.
+
+    Raises:
+      UserError: another kind has this name.
+    """
+    if name in KINDS and KINDS[name].config.__name__ != kind.config.__name__:
+        raise UserError(f"there is already a kind of model {name!r}: give the new one another name")
+    KINDS[name] = kind
+
+
 def name_of(config: ModelConfig) -> str:
-    """Returns the name of a model's kind."""
-    return next(
-        name for name, kind in KINDS.items() if isinstance(config, (kind.config, *kind.others.values()))
+    """Returns the name of a model's kind.
+
+    Raises:
+      UserError: no kind has such a configuration.
+    """
+    for name, kind in KINDS.items():
+        if isinstance(config, (kind.config, *kind.others.values())):
+            return name
+    raise UserError(
+        f"{type(config).__name__} describes no kind of model that is known: register it with"
+        " jaxir.interop.model.kinds.register"
     )
 
 

@@ -1,5 +1,8 @@
 """The description of a model in `jaxir.json`: kind, configuration, lengths and prompts."""
 
+import dataclasses
+import types
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +14,6 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
-from jaxir.models.adapters import Adapters
-from jaxir.models.after_pooling import AfterPooling
-from jaxir.models.dual_encoder import DualEncoderConfig, Projection
-from jaxir.models.hybrid_encoder import HybridEncoderConfig, LexicalEncoderConfig
-from jaxir.models.multi_vector import Expansion, MultiVectorConfig
-from jaxir.models.token_pooling import TokenPooling
 from jaxir.storage.json_files import made
 
 _DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name a kind
@@ -24,8 +21,10 @@ _DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name
 
 def describe(config: ModelConfig, settings: EncoderSettings) -> dict[str, Any]:
     """Returns the entries of `jaxir.json` that `parse` reads."""
+    module = type(config).__module__
     return {
         "kind": kinds.name_of(config),
+        **({} if module.startswith("jaxir.") else {"module": module}),  # a reader must import it first
         "model": stored.describe_config(config),
         "settings": settings.describe(),
     }
@@ -35,7 +34,11 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
     """Returns the configuration and settings in `content`, which was read from the jaxir.json at `path`."""
     name = content.get("kind", _DEFAULT_KIND)
     if str(name) not in kinds.KINDS:
-        raise UserError(f"{path}: unknown kind of model {name!r:.40}; known kinds: {', '.join(kinds.KINDS)}")
+        module = content.get("module")
+        hint = f": import {module} first, in Python or in a gin file (--gin_file)" if module else ""
+        raise UserError(
+            f"{path}: unknown kind of model {name!r:.40}; known kinds: {', '.join(kinds.KINDS)}{hint}"
+        )
     kind = kinds.KINDS[name].config
     others = kinds.KINDS[name].others
     try:
@@ -44,23 +47,6 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         backbone = dict(fields["backbone"])
         family = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
         fields["backbone"] = _made(family, backbone, path)
-        if kind is DualEncoderConfig and fields["projection"] is not None:
-            fields["projection"] = _made(Projection, fields["projection"], path)
-        if kind is DualEncoderConfig and "after_pooling" in fields:
-            modules = (_made(AfterPooling, module, path) for module in fields["after_pooling"])
-            fields["after_pooling"] = tuple(modules)
-        if kind is MultiVectorConfig:
-            modules = (_made(AfterPooling, module, path) for module in fields["token_modules"])
-            fields["token_modules"] = tuple(modules)
-            fields |= {name: tuple(fields[name]) for name in ("skipped", "skipped_in", "kept")}
-            if fields["expansion"] is not None:
-                fields["expansion"] = _made(Expansion, fields["expansion"], path)
-            if fields.get("pooling") is not None:
-                fields["pooling"] = _made(TokenPooling, fields["pooling"], path)
-        of_tokens = ("skipped", "unweighted") if kind in (HybridEncoderConfig, LexicalEncoderConfig) else ()
-        fields |= {name: tuple(fields[name]) for name in of_tokens if name in fields}
-        if fields.get("adapters") is not None:
-            fields["adapters"] = _made(Adapters, fields["adapters"], path)
         config = _made(kind, fields, path)
         settings = _made(EncoderSettings, require(content, "settings", path), path)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -70,7 +56,25 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
 
 
 def _made(cls: type[Any], fields: Mapping[str, Any], path: Path) -> Any:
-    """Makes a dataclass from JSON values; accepts whole numbers as floats, as JSON may write 0.0 as 0."""
+    """Makes a dataclass from JSON values, by the type hints of its fields."""
     hints = hints_of(cls)
-    floats = {n: float(v) for n, v in fields.items() if type(v) is int and simple(hints.get(n)) is float}
-    return made(cls, {**fields, **floats}, path)
+    return made(cls, {name: _value(value, hints.get(name), path) for name, value in fields.items()}, path)
+
+
+def _value(value: Any, hint: Any, path: Path) -> Any:
+    """Returns a JSON value as a field with this hint has it.
+
+    A list becomes a tuple, and an object a dataclass. A whole number becomes a float, as JSON may write 0.0
+    as 0.
+    """
+    arms = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if type(value) is int and simple(hint) is float:
+        return float(value)
+    if isinstance(value, Mapping):
+        cls = next((arm for arm in arms if dataclasses.is_dataclass(arm)), None)
+        return value if cls is None else _made(cls, value, path)
+    if isinstance(value, list):
+        of_tuple = next((arm for arm in arms if typing.get_origin(arm) is tuple), None)
+        if of_tuple is not None:
+            return tuple(_value(each, typing.get_args(of_tuple)[0], path) for each in value)
+    return value
