@@ -356,9 +356,8 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
 def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str, Any]:
     """Returns the parameters of the model that a run's adapters change."""
     kind = kinds.name_of(config)
-    # Models of these kinds may start from a dual encoder.
-    with_heads = ("cross_encoder", "multi_vector_encoder", "sparse_encoder", "hybrid_encoder")
-    kind = None if kind in with_heads else kind
+    # A model with another head may start from a dual encoder.
+    kind = kind if kind in ("dual_encoder", "seq2seq") else None
     try:
         if isinstance(config, SparseEncoderConfig):
             kind = hf_sparse_encoder.kind_of_start(base.spec)

@@ -20,11 +20,10 @@ from jaxir.models import layers, outlines
 ALL = "all"  # the target that means every dense layer of the blocks
 NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
 _ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
-# Parts of a model outside its encoders, which are trained with the adapters.
-_PROJECTIONS = ("projection", "query_projection", "passage_projection", "token_modules", "token_weight")
-_HEADS = (*_PROJECTIONS, "pooler", "classifier", "norm")
-# The head of a sparse encoder; 'head.kernel' is a generator's, which is frozen.
-_MASKED_LM_HEAD = ("head.dense.", "head.norm.", "head.bias")
+# Parts of a model outside its encoders that stay as they are while adapters are trained. All others are a
+# head, which is trained with the adapters. "head.embedding" is a generator's.
+_FROZEN = ("head.embedding", "query_weights")
+_FROZEN_ENDS = ("after_pooling", "layer_weights")
 _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
 
 
@@ -122,7 +121,9 @@ def is_adapter(name: str) -> bool:
 
 def is_base(name: str) -> bool:
     """Returns whether a parameter of a model with adapters is frozen: neither of an adapter nor of a head."""
-    return not (is_adapter(name) or name.split(".")[0] in _HEADS or name.startswith(_MASKED_LM_HEAD))
+    first = name.split(".")[0]
+    in_base = first in _ENCODERS or first.endswith(_FROZEN_ENDS) or name.startswith(_FROZEN)
+    return in_base and not is_adapter(name)
 
 
 def adapted(names: Iterable[str]) -> list[str]:
