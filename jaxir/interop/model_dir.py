@@ -49,6 +49,7 @@ from jaxir.storage.files import (
 T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # a file in a bucket that marks a model as not completely written
+QUERIES = "queries"  # the directory of a sparse encoder's model of queries
 FORMAT = 1  # version of the format of jaxir.json
 # Prefixes of models in other formats, and what may follow the colon of each prefix.
 FORMS = {"t5x": ("DIR",), "st": ("DIR", "NAME"), "hf": ("DIR", "NAME"), "w2v": ("FILE",)}
@@ -85,13 +86,14 @@ def load(
     changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
 
     def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        queries = None if found.queries is None else build(found.queries, None)
         model = changes.apply(found, seed=seed, where=spec)
         if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
         fingerprint = stored.quantized_fingerprint(fingerprint, model.weights)
         step = None if found.checkpoint is None else int(found.checkpoint.name)
         built = stored.build(lora.merged(model), mesh, halved=halved)
-        return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step)
+        return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step, queries=queries)
 
     return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 
@@ -114,15 +116,25 @@ def read_with(
                 raise
 
 
-def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> None:
-    """Writes a model directory, which appears only when complete.
+def save(
+    directory: str | Path,
+    model: nnx.Module,
+    tokenizer: Tokenizer,
+    settings: EncoderSettings,
+    *,
+    queries: StoredModel | None = None,
+) -> None:
+    """Writes a model directory, which appears only when complete. `queries` is the model of queries, if any.
 
     If the model is spread over the devices of several processes, every process must call this, with the same
     directory on a shared file system. Each process writes its own part of the parameters.
     """
     if jax.process_count() == 1:
-        write(directory, _stored(model, tokenizer, settings, stored.params_of(model)))
+        whole = stored_model(model, tokenizer, settings, stored.params_of(model))
+        write(directory, dataclasses.replace(whole, queries=queries))
         return
+    if queries is not None:
+        raise UserError("several processes cannot save an encoder with two models: save it in one process")
     import orbax.checkpoint as ocp
 
     if is_bucket(directory):
@@ -142,19 +154,20 @@ def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, setting
     if first:
         sums = {name: int(value) for name, value in sums.items()}
         written = _read_params(temporary / "params", sums)
-        _describe(temporary, _stored(model, tokenizer, settings, written), sums)
+        _describe(temporary, stored_model(model, tokenizer, settings, written), sums)
         move_tree(temporary, directory)
     multihost_utils.sync_global_devices("the model is written")
 
 
 def fingerprint_of(model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
     """Returns the fingerprint that the model has once it is saved and loaded."""
-    return stored.fingerprint(_stored(model, tokenizer, settings, stored.params_of(model)))
+    return stored.fingerprint(stored_model(model, tokenizer, settings, stored.params_of(model)))
 
 
-def _stored(
+def stored_model(
     model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings, params: Mapping[str, Any]
 ) -> StoredModel:
+    """Returns a module with its parameters by name, tokenizer and settings as a model on disk."""
     return StoredModel(config=model.config, params=params, tokenizer=tokenizer, settings=settings)
 
 
@@ -252,17 +265,22 @@ def write(directory: str | Path, model: StoredModel) -> None:
     model = lora.merged(model)
     in_bucket = is_bucket(directory)
     with _in_bucket(directory) if in_bucket else atomic_directory(directory) as place:
-        sums = streaming.write_params(
-            place / "params", traverse_util.unflatten_dict(dict(model.params), sep=".")
-        )
-        if not in_bucket:  # reading the local copy again is faster than reading the source
-            model = dataclasses.replace(model, params=_read_params(place / "params", sums))
-        _describe(place, model, sums)
+        parts = [(place, model)]
+        if model.queries is not None:
+            parts.insert(0, (place / QUERIES, lora.merged(model.queries)))
+        for folder, part in parts:
+            sums = streaming.write_params(
+                folder / "params", traverse_util.unflatten_dict(dict(part.params), sep=".")
+            )
+            if not in_bucket:  # reading the local copy again is faster than reading the source
+                part = dataclasses.replace(part, params=_read_params(folder / "params", sums))
+            _describe(folder, part, sums)
 
 
 def _describe(place: Path, model: StoredModel, sums: Mapping[str, int]) -> None:
     of_params = {"fingerprint": stored.fingerprint(model), "sums": sums}
-    write_description(place, model.config, model.tokenizer, model.settings, **of_params)
+    queries = None if model.queries is None else stored.fingerprint(model.queries)
+    write_description(place, model.config, model.tokenizer, model.settings, **of_params, queries=queries)
 
 
 @contextlib.contextmanager
@@ -296,11 +314,13 @@ def write_description(
     fingerprint: str | None = None,
     sums: Mapping[str, int] | None = None,
     base: Base | None = None,
+    queries: str | None = None,
 ) -> None:
     """Writes `jaxir.json` and `tokenizer/`: everything of a model except its parameters.
 
     A training run calls it once, before its first checkpoint, without the fingerprint and the checksums:
-    these depend on the parameters, and so on the checkpoint.
+    these depend on the parameters, and so on the checkpoint. `queries` is the fingerprint of the model of
+    queries in `queries/`.
     """
     directory = path_of(directory)
     tokenizer.save(directory / "tokenizer")
@@ -313,6 +333,8 @@ def write_description(
     }
     if base is not None:
         content["base"] = base._asdict()
+    if queries is not None:
+        content["queries"] = queries
     write_json(directory / CONFIG, sealed(content))
 
 
@@ -347,6 +369,11 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint, base=base
     )
     stored.check_params(params, shapes, str(directory))
+    if content.get("queries") is not None:
+        queries, fingerprint = _read_jaxir(directory / QUERIES)
+        if fingerprint != content["queries"]:
+            raise UserError(f"{directory / QUERIES} is not the model of queries that {path} names; copy both")
+        model = dataclasses.replace(model, queries=queries)
     return model, content.get("fingerprint")
 
 

@@ -12,16 +12,11 @@ from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.multi_vector import MultiVectorConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.models.sparse_encoder import SparseEncoderConfig
+from jaxir.models.sparse_config import SparseConfig
 
 # MaskedLMConfig is not a storable kind: only objectives load it.
 ModelConfig = (
-    DualEncoderConfig
-    | CrossEncoderConfig
-    | Seq2SeqConfig
-    | SparseEncoderConfig
-    | MultiVectorConfig
-    | MaskedLMConfig
+    DualEncoderConfig | CrossEncoderConfig | Seq2SeqConfig | SparseConfig | MultiVectorConfig | MaskedLMConfig
 )
 
 
@@ -74,9 +69,18 @@ KINDS = {
         since={"adapters": None},
     ),
     "sparse_encoder": Kind(
-        config=SparseEncoderConfig,
+        config=SparseConfig,
         what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
         lengths=_of_either,
+        of_tokenizer=("query_prompt_tokens", "passage_prompt_tokens"),
+        since={
+            "transform": True,
+            "norm_bias": True,
+            "tied": True,
+            "factors": False,
+            "frozen": False,
+            "score": "dot",
+        },
     ),
     "multi_vector_encoder": Kind(
         config=MultiVectorConfig,
@@ -89,7 +93,8 @@ KINDS = {
 
 def name_of(config: ModelConfig) -> str:
     """Returns the name of a model's kind."""
-    return next(name for name, kind in KINDS.items() if isinstance(config, kind.config))
+    # A form of sparse encoders is a special dual encoder, so later kinds come first.
+    return next(name for name, kind in reversed(KINDS.items()) if isinstance(config, kind.config))
 
 
 def of(config: ModelConfig) -> Kind:

@@ -15,6 +15,8 @@ from jaxir.models.adapters import Adapters
 from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.models.multi_vector import Expansion, MultiVectorConfig
+from jaxir.models.sparse_config import SparseConfig
+from jaxir.models.sparse_forms import FORMS, AutoEncoder
 from jaxir.models.token_pooling import TokenPooling
 from jaxir.storage.json_files import made
 
@@ -41,14 +43,16 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
         backbone = dict(fields["backbone"])
         family = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
         fields["backbone"] = _made(family, backbone, path)
-        if kind is DualEncoderConfig and fields["projection"] is not None:
+        if kind is SparseConfig:
+            kind = FORMS[fields.pop("form", SparseConfig.form)]
+        if fields.get("projection") is not None and issubclass(kind, DualEncoderConfig):
             fields["projection"] = _made(Projection, fields["projection"], path)
-        if kind is DualEncoderConfig and "after_pooling" in fields:
-            modules = (_made(AfterPooling, module, path) for module in fields["after_pooling"])
-            fields["after_pooling"] = tuple(modules)
+        for name in ("after_pooling", "token_modules"):
+            if name in fields:
+                fields[name] = tuple(_made(AfterPooling, module, path) for module in fields[name])
+        if "codes" in fields:
+            fields["codes"] = _made(AutoEncoder, fields["codes"], path)
         if kind is MultiVectorConfig:
-            modules = (_made(AfterPooling, module, path) for module in fields["token_modules"])
-            fields["token_modules"] = tuple(modules)
             fields |= {name: tuple(fields[name]) for name in ("skipped", "skipped_in", "kept")}
             if fields["expansion"] is not None:
                 fields["expansion"] = _made(Expansion, fields["expansion"], path)
