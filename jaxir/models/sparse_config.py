@@ -23,6 +23,7 @@ class SparseConfig:
     static_queries: Any = False
     max_active_dims: Any = None
     score: Any = "dot"
+    adapters: Any = None
 
     def stores_weights(self, tower: Literal["query", "passage"]) -> bool:
         """Whether texts of a tower have stored weights of their tokens, without a model."""

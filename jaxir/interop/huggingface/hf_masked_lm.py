@@ -77,7 +77,7 @@ def read(directory: Path) -> StoredModel:
     for name, value in params.items():  # damage would not show in the words that a frozen generator fills in
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
-    length = config.backbone.max_positions
+    length = config.backbone.max_positions or hf.DEFAULT_LENGTH
     return StoredModel(
         config=config,
         params=params,

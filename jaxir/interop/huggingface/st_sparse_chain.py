@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import safetensors
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count, fits
@@ -27,7 +28,7 @@ from jaxir.interop.huggingface import (
 from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.weights.weights import read_json, read_optional_json, read_tensors, require
+from jaxir.interop.weights.weights import SINGLE, read_json, read_optional_json, read_tensors, require
 from jaxir.models.sparse_encoder import Saturation, SparseEncoderConfig, SparsePooling
 from jaxir.models.sparse_forms import (
     AutoEncoder,
@@ -42,6 +43,7 @@ _TRANSFORMERS = ("Transformer", "MLMTransformer")
 _TASKS = {"MLMTransformer": "fill-mask"}  # the task of a Transformer whose settings name none
 _TOKEN_MODULES = ("Dense", "Normalize", "Dropout")  # between an encoder and its SpladePooling
 _TABLE = "encoder.table.embedding"
+_STEPS = "stats_last_nonzero"  # for each code, the training steps since it was last used
 _UNLIMITED = 1_000_000  # maximum number of tokens of a tokenizer without a limit
 
 Modules = list[tuple[str, Path]]
@@ -191,15 +193,18 @@ def _read_codes(directory: Path, modules: Modules) -> StoredModel:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     of_dense = {f.name: getattr(tower.config, f.name) for f in dataclasses.fields(tower.config)}
-    kernel = np.asarray(require(tensors, "encoder.weight", folder), np.float32)
+    # sentence-transformers shares the kernel with the decoder, and writes one of the two names.
+    name = "decoder.linear.weight" if "decoder.linear.weight" in tensors else "encoder.weight"
+    kernel = np.asarray(require(tensors, name, folder), np.float32)
     params = tower.params | {
         "codes.linear.kernel": kernel.T,
         "codes.pre_bias": np.asarray(require(tensors, "pre_bias", folder), np.float32),
         "codes.bias": np.asarray(require(tensors, "latent_bias", folder), np.float32),
         "codes.last_nonzero": np.zeros(len(kernel), np.float32),
     }
-    if (steps := tensors.get("stats_last_nonzero")) is not None:
-        params["codes.last_nonzero"] = np.asarray(steps).astype(np.float32)
+    if (folder / SINGLE).is_file() and _STEPS in tensors:
+        with safetensors.safe_open(folder / SINGLE, "np") as file:  # `read_tensors` reads no whole numbers
+            params["codes.last_nonzero"] = file.get_tensor(_STEPS).astype(np.float32)
     return StoredModel(
         config=SparseCodesConfig(**of_dense, codes=codes),
         params=params,

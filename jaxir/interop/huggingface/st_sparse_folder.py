@@ -138,11 +138,10 @@ def _write_codes(directory: Path, model: StoredModel, prefix: str) -> Listed:
     params = {key: np.asarray(value) for key, value in hf.encoder_of(model.params, "codes.").items()}
     kernel = np.ascontiguousarray(params["linear.kernel"].T)
     tensors = {
-        "encoder.weight": kernel,
-        "decoder.linear.weight": kernel,  # sentence-transformers shares it
+        "decoder.linear.weight": kernel,  # the encoder shares it, and sentence-transformers writes one name
         "pre_bias": params["pre_bias"],
         "latent_bias": params["bias"],
-        "stats_last_nonzero": params["last_nonzero"].astype(np.int64),
+        "stats_last_nonzero": params["last_nonzero"],  # torch makes whole numbers of them
     }
     write_tensors(directory / name / SINGLE, tensors)
     return [*listed, (CODES, name)]
