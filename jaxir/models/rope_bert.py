@@ -194,9 +194,7 @@ _GTE = _folder(
     implied={"gated": True, "attention_bias": True, "mlp_biases": "out"},
     pad_id=1,
     renamed=_OLDER_GTE,
-    token_head=dataclasses.replace(
-        LM_HEAD, norm="lm_head.norm", bias="lm_head.decoder", prefix="gte."
-    ),
+    token_head=dataclasses.replace(LM_HEAD, norm="lm_head.norm", bias="lm_head.decoder", prefix="gte."),
     score_head=ScoreHead(pooler="pooler.dense", activations=("tanh",), prefix="gte.", pooler_prefix="gte."),
 )
 _NEW = dataclasses.replace(

@@ -110,8 +110,8 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
         ]
         if not self.config.factors:
             return pooled
-        factors = layers.weight(self.factors)
-        return [x * factors * _presence(rows, len(factors)) for x, rows in zip(pooled, ids, strict=True)]
+        factors = layers.weight(self.factors)[None]
+        return [x * factors * _presence(rows, x.shape[1]) for x, rows in zip(pooled, ids, strict=True)]
 
     @property
     def stored_weights(self) -> jax.Array:

@@ -166,7 +166,8 @@ class _Codes(nnx.Module):
         if self.normalize:
             x -= x.mean(-1, keepdims=True)
             x /= x.std(-1, keepdims=True, ddof=1) + _NORM_EPSILON
-        return jax.nn.relu(self.linear(x - layers.weight(self.pre_bias)) + layers.weight(self.bias))
+        x = self.linear(x - layers.weight(self.pre_bias)[None])
+        return jax.nn.relu(x + layers.weight(self.bias)[None])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

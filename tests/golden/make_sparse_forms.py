@@ -38,7 +38,6 @@ TEXTS = [
     "Dogs chase cats; cats chase mice, and mice eat the cheese that was left on the table last night. " * 4,
 ]
 PROMPTS = {"query": "ask the cat: ", "document": "dog: ", "other": "mice "}
-TEXT = {"text": "cat", "modality": "text"}
 
 
 def configs() -> dict[str, transformers.PretrainedConfig]:
@@ -134,7 +133,8 @@ def static(name: str, **more: object) -> SparseStaticEmbedding:
 
 def of_json(name: str) -> SparseStaticEmbedding:
     tokenizer = language_model(name).tokenizer
-    weights = {token: round(float(w), 4) for token, w in zip(tokenizer.get_vocab(), torch.rand(60) * 5)}
+    tokens = list(tokenizer.get_vocab())[:60]
+    weights = {token: round(5 * float(w), 4) for token, w in zip(tokens, torch.rand(60), strict=True)}
     (SCRATCH / "idf.json").write_text(json.dumps(weights))
     return SparseStaticEmbedding.from_json(str(SCRATCH / "idf.json"), tokenizer, frozen=True)
 
@@ -178,7 +178,9 @@ def save_codes() -> None:
 def save_routers() -> None:
     top = {"max_active_dims": 20, "prompts": PROMPTS}
     query = [language_model("roberta"), SpladePooling("sum")]
-    save("two_models", [sides(query, [language_model("bert", 40), SpladePooling("max", "log1p_relu")])], **top)
+    save(
+        "two_models", [sides(query, [language_model("bert", 40), SpladePooling("max", "log1p_relu")])], **top
+    )
     one = language_model("bert")
     save("two_poolings", [sides([one, SpladePooling("sum")], [one, SpladePooling("max")])])
     documents = [language_model("bert"), SpladePooling("max")]
