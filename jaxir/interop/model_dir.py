@@ -25,12 +25,12 @@ from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
 from jaxir.interop.huggingface import hf_sparse_encoder, named
-from jaxir.interop.model import kinds, lora, model_json, stored
+from jaxir.interop.model import kinds, lora, model_json, stored, stored_arrays
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import Base, LoadedModel, ModelConfig, StoredModel
 from jaxir.interop.model.stored_run import CONFIG, check_seal, checkpoint_of, sealed, sums_of
-from jaxir.interop.weights import array_checksums, stores
+from jaxir.interop.weights import array_checksums
 from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, require, write_json
 from jaxir.models.sparse_encoder import SparseEncoderConfig
@@ -153,7 +153,7 @@ def save(
         checkpointer.save((temporary / "params").resolve(), params, force=True)
     if first:
         sums = {name: int(value) for name, value in sums.items()}
-        written = _read_params(temporary / "params", sums)
+        written = stored_arrays.read_params(temporary / "params", sums)
         _describe(temporary, stored_model(model, tokenizer, settings, written), sums)
         move_tree(temporary, directory)
     multihost_utils.sync_global_devices("the model is written")
@@ -273,7 +273,7 @@ def write(directory: str | Path, model: StoredModel) -> None:
                 folder / "params", traverse_util.unflatten_dict(dict(part.params), sep=".")
             )
             if not in_bucket:  # reading the local copy again is faster than reading the source
-                part = dataclasses.replace(part, params=_read_params(folder / "params", sums))
+                part = dataclasses.replace(part, params=stored_arrays.read_params(folder / "params", sums))
             _describe(folder, part, sums)
 
 
@@ -351,9 +351,9 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         checkpoint = checkpoint_of(directory)
         try:
             if checkpoint is None:
-                params = _read_params(directory / "params", content.get("checksums"))
+                params = stored_arrays.read_params(directory / "params", content.get("checksums"))
             else:
-                params = _read_params(checkpoint / "params", sums_of(checkpoint, "params"))
+                params = stored_arrays.read_params(checkpoint / "params", sums_of(checkpoint, "params"))
             break
         except UserError:
             if checkpoint is None or checkpoint.exists():
@@ -395,27 +395,3 @@ def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str,
             " that model there again"
         )
     return params
-
-
-def read_auxiliary(run: str | Path) -> dict[str, Any]:
-    """Opens the auxiliary parameters that a run's objective trained with the model, by dotted names."""
-    checkpoint = checkpoint_of(run)
-    if checkpoint is None:
-        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give a run")
-    if not (checkpoint / "auxiliary").is_dir():
-        raise UserError(f"{run}: the objective of this run trained no auxiliary parameters: give another run")
-    sums = sums_of(checkpoint, "auxiliary")
-    return _read_arrays(checkpoint / "auxiliary", sums, "auxiliary parameters")
-
-
-def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
-    return stored.canonical(_read_arrays(directory, sums, "parameters"))
-
-
-def _read_arrays(directory: Path, sums: Mapping[str, int] | None, what: str) -> dict[str, Any]:
-    """Opens Orbax's arrays by TensorStore, because Orbax's threads print tracebacks for damaged files."""
-    specs = stores.orbax_specs(directory)
-    if specs is None:
-        raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file; copy the model again")
-    by_name = {".".join(keys): spec for keys, spec in specs.items()}
-    return stores.open_arrays(f"{directory} ({what})", by_name, sums)
