@@ -8,8 +8,9 @@ Score = Literal["dot", "cosine", "euclidean", "manhattan"]
 class SparseConfig:
     """The base of the configurations of sparse encoders, each of which is one form.
 
-    Each form has the fields `max_active_dims`, the number of weights of a vector that are kept, the largest
-    (None: all), and `score`, by which vectors are compared.
+    Each form has three fields. `max_active_dims` is the number of weights of a vector that are kept, the
+    largest; None: all. `normalized` says whether vectors are scaled to length 1 before that; codes are scaled
+    after it. `score` is how vectors are compared.
 
     Attributes:
       form: the name of the form in jaxir.json.
@@ -23,6 +24,7 @@ class SparseConfig:
     static_queries: Any = False
     max_active_dims: Any = None
     score: Any = "dot"
+    normalized: Any = False
     adapters: Any = None
 
     def stores_weights(self, tower: Literal["query", "passage"]) -> bool:

@@ -21,6 +21,7 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, checked
 from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
+from jaxir.models.after_pooling import l2_normalize
 from jaxir.models.dual_encoder import Tower
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
 from jaxir.models.sparse_config import Score, SparseConfig
@@ -44,6 +45,7 @@ class SparseEncoderConfig(MaskedLMConfig, SparseConfig):
       factors: whether weights are multiplied by stored factors of tokens; those of tokens that are not in the
         text are then 0.
       max_active_dims: the number of weights of a vector that are kept, the largest; None: all.
+      normalized: whether vectors are scaled to length 1 before that.
       score: how vectors are compared.
       adapters: LoRA in the encoder; None: none.
     """
@@ -54,6 +56,7 @@ class SparseEncoderConfig(MaskedLMConfig, SparseConfig):
     factors: bool = False
     frozen: bool = False
     max_active_dims: Count | None = None
+    normalized: bool = False
     score: Score = "dot"
     adapters: Adapters | None = None
 
@@ -108,10 +111,10 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
             constrain(pooled_logits(hidden, rows != 0, table, bias, **how), ("batch", None))
             for hidden, rows in zip(found, ids, strict=True)
         ]
-        if not self.config.factors:
-            return pooled
-        factors = layers.weight(self.factors)[None]
-        return [x * factors * _presence(rows, x.shape[1]) for x, rows in zip(pooled, ids, strict=True)]
+        if self.config.factors:
+            factors = layers.weight(self.factors)[None]
+            pooled = [x * factors * _presence(rows, x.shape[1]) for x, rows in zip(pooled, ids, strict=True)]
+        return [l2_normalize(x) for x in pooled] if self.config.normalized else pooled
 
     @property
     def stored_weights(self) -> jax.Array:

@@ -16,7 +16,7 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, Natural, Size, checked
 from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
-from jaxir.models.after_pooling import AfterPooling, width_after
+from jaxir.models.after_pooling import AfterPooling, l2_normalize, width_after
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Tower
 from jaxir.models.sparse_config import Score, SparseConfig
@@ -35,6 +35,7 @@ class SparseStaticConfig(SparseConfig):
     Attributes:
       backbone: the table of weights, of width 1.
       max_active_dims: see `SparseConfig`.
+      normalized: see `SparseConfig`.
       score: see `SparseConfig`.
       frozen: whether training in sentence-transformers leaves the weights as they are.
     """
@@ -43,6 +44,7 @@ class SparseStaticConfig(SparseConfig):
 
     backbone: WordVectorsConfig
     max_active_dims: Count | None = None
+    normalized: bool = False
     score: Score = "dot"
     frozen: bool = False
 
@@ -102,6 +104,7 @@ class SparseCodesConfig(DualEncoderConfig, SparseConfig):
     Attributes:
       codes: the autoencoder.
       max_active_dims: see `SparseConfig`; None: `codes.top`.
+      normalized: see `SparseConfig`.
       score: see `SparseConfig`. `similarity` is the dense encoder's: "cosine" normalises its vectors.
     """
 
@@ -110,6 +113,7 @@ class SparseCodesConfig(DualEncoderConfig, SparseConfig):
 
     codes: AutoEncoder
     max_active_dims: Count | None = None
+    normalized: bool = False
     score: Score = "dot"
 
     @property
@@ -181,6 +185,7 @@ class PooledTokensConfig(SparseConfig):
       pooling: "max" or "sum" over the tokens of a text.
       saturation: see `SparseEncoderConfig`.
       max_active_dims: see `SparseConfig`.
+      normalized: see `SparseConfig`.
       score: see `SparseConfig`.
       adapters: LoRA in the encoder; None: none.
     """
@@ -193,6 +198,7 @@ class PooledTokensConfig(SparseConfig):
     pooling: SparsePooling = "max"
     saturation: Saturation = "relu"
     max_active_dims: Count | None = None
+    normalized: bool = False
     score: Score = "dot"
     adapters: Adapters | None = None
 
@@ -232,7 +238,8 @@ class PooledTokensModel(layers.Summarised):
             x = module(x)
         x = jnp.where((ids != 0)[..., None], x.reshape(*ids.shape, -1), 0.0)
         x = saturated(jax.nn.relu(x), self.config.saturation)
-        return constrain(x.max(1) if self.config.pooling == "max" else x.sum(1), ("batch", None))
+        x = x.max(1) if self.config.pooling == "max" else x.sum(1)
+        return constrain(l2_normalize(x) if self.config.normalized else x, ("batch", None))
 
 
 FORMS = {

@@ -198,6 +198,9 @@ def save_others() -> None:
     unlimited.tokenizer.model_max_length = int(1e30)
     save("static", [unlimited], similarity_fn_name="cosine", max_active_dims=3)
     save("factors", [language_model("roberta"), SpladePooling("max"), static("roberta")], max_active_dims=4)
+    named = {"prompts": {"passage": "the mice ", "other": "a dog "}, "default_prompt_name": "other"}
+    save("normalized", [language_model("bert"), SpladePooling("max"), dense_models.Normalize()], **named)
+    save("codes_normalized", [encoder(), pooling(), codes(WIDTH, 40, k=6), dense_models.Normalize()])
     save("tokens", [encoder(), SpladePooling("sum")])
     tokens = dense(30, module_input_name="token_embeddings", activation_function=torch.nn.GELU())
     save("tokens_dense", [encoder("roberta"), tokens, SpladePooling("max", "log1p_relu")], prompts=PROMPTS)

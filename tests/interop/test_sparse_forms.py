@@ -31,7 +31,16 @@ TEXTS = [
     "Dogs chase cats; cats chase mice, and mice eat the cheese that was left on the table last night. " * 4,
 ]
 NAMES = sorted(path.name for path in FORMS.iterdir())
-WRITTEN = ["codes_prompts", "codes_and_words", "factors", "static", "tokens_dense", "mapped"]
+WRITTEN = [
+    "codes_prompts",
+    "codes_and_words",
+    "codes_normalized",
+    "normalized",
+    "factors",
+    "static",
+    "tokens_dense",
+    "mapped",
+]
 WRITTEN += ["head_modernbert_untied", "head_eurobert_biased"]
 
 

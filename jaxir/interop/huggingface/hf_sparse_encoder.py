@@ -74,7 +74,7 @@ def with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
     if codec.token_head is None or codec.token_head.dense is None:
         raise UserError(
             f"{where}: no masked language model has model_type {backbone.model_type!r}, so the encoder cannot"
-            " become a sparse encoder; give a BERT, DistilBERT, RoBERTa or MPNet"
+            " become a sparse encoder; give a BERT, RoBERTa or ModernBERT"
         )
     made = SparseEncoderConfig(
         backbone=backbone,

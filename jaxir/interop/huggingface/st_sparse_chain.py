@@ -56,7 +56,10 @@ def chains(directory: Path) -> list[Modules]:
 
 
 def form_of(directory: Path, modules: Modules) -> str:
-    """Returns the form of a side, a key of `sparse_forms.FORMS`; refuses others."""
+    """Returns the form of a side, a key of `sparse_forms.FORMS`; refuses others.
+
+    `modules` are without a Normalize at the end.
+    """
     kinds = [kind for kind, _ in modules]
     if kinds == [STATIC]:
         return SparseStaticConfig.form
@@ -80,6 +83,7 @@ def form_of(directory: Path, modules: Modules) -> str:
 
 def check(directory: Path, modules: Modules) -> None:
     """Checks, before weights are downloaded, that the modules of a side are supported."""
+    modules, _ = _without_normalize(modules)
     form, (_, root) = form_of(directory, modules), modules[0]
     if form == SparseEncoderConfig.form:
         hf_masked_lm.outline(root / "config.json")
@@ -92,6 +96,7 @@ def check(directory: Path, modules: Modules) -> None:
 
 def read(directory: Path, modules: Modules, about: Mapping[str, Any]) -> StoredModel:
     """Reads one side; `about` is the content of config_sentence_transformers.json."""
+    modules, normalized = _without_normalize(modules)
     form = form_of(directory, modules)
     path = directory / hub_files.ST_CONFIG
     limit, score = about.get("max_active_dims"), about.get("similarity_fn_name") or "dot"
@@ -105,11 +110,20 @@ def read(directory: Path, modules: Modules, about: Mapping[str, Any]) -> StoredM
     }
     try:
         model = reads[form](directory, modules)
-        config = dataclasses.replace(model.config, max_active_dims=limit, score=score)
+        how = {"max_active_dims": limit, "normalized": normalized, "score": score}
+        config = dataclasses.replace(model.config, **how)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
     stored.check_params(model.params, stored.model_shapes(config), str(directory))
     return _with_prompts(dataclasses.replace(model, config=config), about)
+
+
+def _without_normalize(modules: Modules) -> tuple[Modules, bool]:
+    """Returns the modules without a Normalize of the sparse vector at the end, and whether there is one."""
+    if not modules or modules[-1][0] != "Normalize":
+        return modules, False
+    st_modules.read_after_pooling(modules[-1:])  # checks that it reads the vectors of texts
+    return modules[:-1], True
 
 
 def _task(kind: str, root: Path) -> str:
@@ -119,7 +133,8 @@ def _task(kind: str, root: Path) -> str:
 
 def _with_prompts(model: StoredModel, about: Mapping[str, Any]) -> StoredModel:
     named, default = about["prompts"], about.get("default_prompt_name")
-    query, passage = st_files.prompts_of_sides(named, default)
+    # sentence-transformers 6.2 uses a default prompt, and one named "passage", for neither side.
+    query, passage = (named.get(side, "") for side in st_files.ROUTES)
     how = {"query_prompt": query, "passage_prompt": passage, "named_prompts": named}
     settings = dataclasses.replace(model.settings, **how, default_prompt_name=default)
     config = model.config

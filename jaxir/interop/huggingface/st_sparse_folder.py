@@ -28,8 +28,11 @@ Listed = list[tuple[str, str]]  # the kind and the path of each module
 def write(directory: Path, model: StoredModel) -> None:
     """Writes a folder; stored query weights, or a model of queries, become a route of a Router."""
     config, settings = model.config, model.settings
-    named, default = st_files.folder_prompts(settings)
-    about = {"model_type": "SparseEncoder", "prompts": named, "default_prompt_name": default}
+    sides = (settings.query_prompt, settings.passage_prompt)
+    named = {**settings.named_prompts, **dict(zip(st_files.ROUTES, sides, strict=True))}
+    default = settings.default_prompt_name
+    about = {"model_type": "SparseEncoder", "prompts": named}
+    about["default_prompt_name"] = default if default in named else None
     about |= {"similarity_fn_name": config.score}
     if config.max_active_dims is not None:
         about["max_active_dims"] = config.max_active_dims
@@ -70,6 +73,16 @@ def _class(kind: str) -> str:
 
 def _write_side(directory: Path, model: StoredModel, length: int, *, prefix: str = "") -> Listed:
     """Writes the modules of one side, whose texts have at most `length` tokens; returns them in order."""
+    listed = _write_vectors(directory, model, length, prefix)
+    if not model.config.normalized:
+        return listed
+    name = f"{prefix}{len(listed)}_Normalize"
+    (directory / name).mkdir(parents=True)
+    return [*listed, ("Normalize", name)]
+
+
+def _write_vectors(directory: Path, model: StoredModel, length: int, prefix: str) -> Listed:
+    """Writes the modules up to the one that makes the sparse vector."""
     config = model.config
     if isinstance(config, SparseStaticConfig):
         name = f"{prefix}0_{STATIC}"

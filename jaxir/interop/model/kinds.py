@@ -79,6 +79,7 @@ KINDS = {
             "tied": True,
             "factors": False,
             "frozen": False,
+            "normalized": False,
             "score": "dot",
         },
     ),

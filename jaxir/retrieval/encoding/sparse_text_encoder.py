@@ -22,12 +22,13 @@ from jaxir.interop import model_dir
 from jaxir.interop.huggingface import tokenizer_files
 from jaxir.interop.model import stored
 from jaxir.interop.model.stored import LoadedModel, StoredModel
+from jaxir.models.after_pooling import l2_normalize
 from jaxir.models.layers import size_of
 from jaxir.models.sparse_forms import SparseCodesConfig
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.read_ahead import one_ahead
-from jaxir.retrieval.encoding.sparse_similarity import similarities
+from jaxir.retrieval.encoding.sparse_similarity import normalized, similarities
 from jaxir.retrieval.encoding.tower_functions import Tower
 from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
@@ -48,6 +49,8 @@ def _weigh(limit: int | None, tower: Tower, left_out: int | None) -> Callable[[A
             return weights
         _, tokens = jax.lax.top_k(jnp.abs(weights), limit)
         values = jnp.take_along_axis(weights, tokens, axis=1)
+        if model.config.form == SparseCodesConfig.form and model.config.normalized:
+            values = l2_normalize(values)
         return jnp.stack([values, tokens.astype(jnp.float32)], axis=1)
 
     return weigh
@@ -302,6 +305,7 @@ class SparseEncoder:
         shape = (len(tokens), self.dimension)
         found = sparse.csr_matrix((np.ones(len(ids), np.float32), (texts, ids)), shape=shape)
         found.data = self._weights_of_tokens[found.indices]
+        found = normalized(found) if self.model.config.normalized else found
         for start, end in zip(found.indptr, found.indptr[1:], strict=False) if limit is not None else ():
             data = found.data[start:end]
             data[np.argsort(-np.abs(data), kind="stable")[limit:]] = 0.0
