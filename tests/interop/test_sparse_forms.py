@@ -18,7 +18,7 @@ from jaxir.interop.model import stored
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.sparse_building import build_of_texts
 from jaxir.retrieval.searcher import Searcher
-from tests.interop.folders import GOLDEN, tensors_of
+from tests.interop.folders import GOLDEN, change, tensors_of
 
 FORMS = GOLDEN / "sparse_forms"
 # The texts of tests/golden/make_sparse_forms.py.
@@ -117,6 +117,27 @@ def test_weights_of_a_json_file_and_older_names_are_read(tmp_path):
         shutil.copy(folder / file, tmp_path / "downloaded" / file)
     found = hf_sparse_encoder.read(tmp_path / "downloaded")
     assert stored.fingerprint(found) == load("from_json").fingerprint
+
+
+def test_a_download_has_the_autoencoder_after_a_router(tmp_path):
+    folder = FORMS / "codes_router"
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    wanted = hub_files.wanted(names, lambda file: json.loads((folder / file).read_text()), "x", modules=True)
+    for files, use in ((wanted.small, hf_sparse_encoder.check), (wanted.weights, hf_sparse_encoder.read)):
+        for file in files:
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / file, tmp_path / file)
+        found = use(tmp_path)
+    assert stored.fingerprint(found) == stored.fingerprint(hf_sparse_encoder.read(folder))
+
+
+def test_lengths_of_both_sides_are_written(tmp_path):
+    folder = Path(shutil.copytree(FORMS / "codes", tmp_path / "model"))
+    change(folder / "sentence_bert_config.json", query_length=6, document_length=15)
+    formats.convert(f"st:{folder}", tmp_path / "theirs", "st")
+    for place in (folder, tmp_path / "theirs"):
+        encoder = SparseEncoder.load(f"st:{place}")
+        assert [encoder.text_settings(side)[1] for side in ("query", "passage")] == [6, 15]
 
 
 def test_an_encoder_with_two_models_uses_each_for_its_side(tmp_path):

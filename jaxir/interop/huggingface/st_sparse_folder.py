@@ -14,7 +14,7 @@ from jaxir.interop.huggingface import hf, hf_masked_lm, sentence_transformers, s
 from jaxir.interop.huggingface.st_sparse_chain import CODES, POOLING, STATIC
 from jaxir.interop.model import lora
 from jaxir.interop.model.stored import StoredModel
-from jaxir.interop.weights.weights import SINGLE, write_json, write_tensors
+from jaxir.interop.weights.weights import SINGLE, read_json, write_json, write_tensors
 from jaxir.models.sparse_forms import PooledTokensConfig, SparseCodesConfig, SparseStaticConfig
 
 # Modules of every version since 5.0, in which the classes of sparse encoders appeared.
@@ -40,6 +40,13 @@ def write(directory: Path, model: StoredModel) -> None:
     if model.queries is None and not config.static_queries:
         length = max(settings.query_max_length, settings.passage_max_length)
         listed = _write_side(directory, model, length)
+        if settings.query_max_length != settings.passage_max_length and listed[0][1] == "":
+            path = directory / hub_files.ST_TRANSFORMER[0]
+            sides = {
+                "query_length": settings.query_max_length,
+                "document_length": settings.passage_max_length,
+            }
+            write_json(path, read_json(path) | sides)
     else:
         place = directory / "0_Router"
         place.mkdir()
