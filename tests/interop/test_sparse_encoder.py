@@ -185,7 +185,7 @@ def test_refused_folders_say_why(folder, tmp_path):
     change(pooling, pooling_strategy="max")
     about = folder / "config_sentence_transformers.json"
     change(about, similarity_fn_name="maxsim")
-    refused("score must be .*dot")
+    refused("similarity_fn_name 'maxsim' is not supported, only dot, cosine, euclidean, manhattan")
     change(about, similarity_fn_name=None, max_active_dims=0)
     refused("max_active_dims")
     change(about, max_active_dims=None)

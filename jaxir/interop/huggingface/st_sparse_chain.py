@@ -29,6 +29,7 @@ from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import SINGLE, read_json, read_optional_json, read_tensors, require
+from jaxir.models.sparse_config import Score
 from jaxir.models.sparse_encoder import Saturation, SparseEncoderConfig, SparsePooling
 from jaxir.models.sparse_forms import (
     AutoEncoder,
@@ -102,6 +103,10 @@ def read(directory: Path, modules: Modules, about: Mapping[str, Any]) -> StoredM
     limit, score = about.get("max_active_dims"), about.get("similarity_fn_name") or "dot"
     if not fits(limit, Count | None):
         raise UserError(f"{path}: max_active_dims is {limit!r:.40}, but must be a number of at least 1")
+    if score not in get_args(Score):
+        raise UserError(
+            f"{path}: similarity_fn_name {score!r:.40} is not supported, only {', '.join(get_args(Score))}"
+        )
     reads = {
         SparseStaticConfig.form: _read_static,
         SparseCodesConfig.form: _read_codes,
