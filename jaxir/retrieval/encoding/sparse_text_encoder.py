@@ -241,11 +241,14 @@ class SparseEncoder:
 
     def tokens(self, texts: Sequence[str], tower: Tower, *, prompt: str | None = None) -> list[np.ndarray]:
         """Returns the token ids of texts with a prompt, truncated at the side's maximum length."""
-        if tower == "query" and self.queries is not None:
-            return self.queries.tokens(texts, tower, prompt=prompt)
         own, length = self.text_settings(tower)
         prompted = [(own if prompt is None else prompt) + text for text in texts]
-        return self._tokenizers[tower].encode_batch(prompted, max_length=length)
+        return self.tokenizer_of(tower).encode_batch(prompted, max_length=length)
+
+    def tokenizer_of(self, tower: Tower) -> Any:
+        """Returns the tokenizer of queries or passages; stored weights need no special tokens."""
+        encoder = self.queries if tower == "query" and self.queries is not None else self
+        return encoder._tokenizers[tower]
 
     def text_settings(self, tower: Tower) -> tuple[str, int]:
         """Returns (prompt, maximum length in tokens) of queries or passages."""
