@@ -37,7 +37,10 @@ def place(tmp_path):
     head, recipe = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
     (tmp_path / "facets.py").write_text(head)
     small = {"st:all-MiniLM-L6-v2": f"st:{ROOT}/tests/golden/bert", "DIR": "data", "steps=100": "steps=4"}
-    for old, new in {**small, "batch_size=32": "batch_size=8, checkpoint_every=2, eval_every=2, dev=DEV, dev_metric='loss'"}.items():
+    for old, new in {
+        **small,
+        "batch_size=32": "batch_size=8, checkpoint_every=2, eval_every=2, dev=DEV, dev_metric='loss'",
+    }.items():
         assert old in recipe
         recipe = recipe.replace(old, new)
     recipe = recipe.replace("dev=DEV", 'dev=BeirPairs(directory="data", split="dev")')

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.evaluation.text_tables import format_table
-from jaxir.interop import model_dir
+from jaxir.interop.model import stored_arrays
 from jaxir.models.decoder import WordDecoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
@@ -44,7 +44,7 @@ def score_words(text: str, p: np.ndarray, tokenizer: Tokenizer) -> Words:
 
 def read_decoder(run: str) -> WordDecoder:
     """Returns the word decoder that was trained in a run of CPDAE, or of a sum of objectives with CPDAE."""
-    arrays = model_dir.read_auxiliary(run)
+    arrays = stored_arrays.read_auxiliary(run)
     ends = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "out.kernel", "out.bias")
     prefixes = [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]
     prefixes = [p for p in prefixes if all(f"{p}{end}" in arrays for end in ends)]

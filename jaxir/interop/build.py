@@ -30,6 +30,7 @@ from jaxir.interop.starting_points import Opened, Reader, Source
 from jaxir.models import backbones
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
+from jaxir.models.sparse_encoder import SparseEncoderConfig
 from jaxir.runtime.partitioning import Partitioner
 
 
@@ -140,8 +141,16 @@ class PretrainedSparse(CommonOverrides, Opened):
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         if kinds.name_of(model.config) != "sparse_encoder":
             model = hf_sparse_encoder.with_new_head(model, seed=seed, where=where)
-        elif model.config.static_queries:
-            raise UserError(f"{where}: training of stored query weights is not supported; give another model")
+        elif model.config.static_queries or model.queries is not None:
+            raise UserError(
+                f"{where}: training of stored query weights, or of two models, is not supported; give another"
+                " model"
+            )
+        elif model.config.form != SparseEncoderConfig.form or model.config.factors:
+            raise UserError(
+                f"{where} is {model.config.summary}, and only a language model with pooling can be trained;"
+                " give another model"
+            )
         return super().apply(model, seed=seed, where=where)
 
 

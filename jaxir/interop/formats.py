@@ -12,10 +12,10 @@ from jaxir.interop.huggingface import (
     hf_cross_encoder,
     hf_hybrid_encoder,
     hf_seq2seq,
-    hf_sparse_encoder,
     model_card,
     sentence_transformers,
     st_multi_vector_folder,
+    st_sparse_folder,
 )
 from jaxir.interop.model import kinds, lora
 from jaxir.interop.model.encoder_settings import EncoderSettings
@@ -35,7 +35,7 @@ Format = Literal[
 _WHOLE = {
     "cross_encoder": hf_cross_encoder.write,
     "seq2seq": hf_seq2seq.write,
-    "sparse_encoder": hf_sparse_encoder.write,
+    "sparse_encoder": st_sparse_folder.write,
     "hybrid_encoder": hf_hybrid_encoder.write,
     "multi_vector_encoder": st_multi_vector_folder.write,
 }

@@ -25,12 +25,12 @@ from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
 from jaxir.interop.huggingface import hf_hybrid_encoder, hf_sparse_encoder, named
-from jaxir.interop.model import kinds, lora, model_json, stored
+from jaxir.interop.model import kinds, lora, model_json, stored, stored_arrays
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import Base, LoadedModel, ModelConfig, StoredModel
 from jaxir.interop.model.stored_run import CONFIG, check_seal, checkpoint_of, sealed, sums_of
-from jaxir.interop.weights import array_checksums, stores
+from jaxir.interop.weights import array_checksums
 from jaxir.interop.weights.notes import note
 from jaxir.interop.weights.weights import read_json, require, write_json
 from jaxir.models.sparse_encoder import SparseEncoderConfig
@@ -49,6 +49,7 @@ from jaxir.storage.files import (
 T = TypeVar("T")
 
 UNFINISHED = "UNFINISHED"  # a file in a bucket that marks a model as not completely written
+QUERIES = "queries"  # the directory of a sparse encoder's model of queries
 FORMAT = 1  # version of the format of jaxir.json
 # Prefixes of models in other formats, and what may follow the colon of each prefix.
 FORMS = {"t5x": ("DIR",), "st": ("DIR", "NAME"), "hf": ("DIR", "NAME"), "w2v": ("FILE",)}
@@ -85,13 +86,14 @@ def load(
     changes = Overrides(**overrides) if kind == "dual_encoder" else CommonOverrides(**overrides)
 
     def build(found: StoredModel, fingerprint: str | None) -> LoadedModel:
+        queries = None if found.queries is None else build(found.queries, None)
         model = changes.apply(found, seed=seed, where=spec)
         if fingerprint is None or changes.change_outputs():
             fingerprint = stored.fingerprint(model)
         fingerprint = stored.quantized_fingerprint(fingerprint, model.weights)
         step = None if found.checkpoint is None else int(found.checkpoint.name)
         built = stored.build(lora.merged(model), mesh, halved=halved)
-        return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step)
+        return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step, queries=queries)
 
     return read_with(build, spec, tokenizer=overrides.get("tokenizer"), kind=kind)
 
@@ -114,15 +116,25 @@ def read_with(
                 raise
 
 
-def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> None:
-    """Writes a model directory, which appears only when complete.
+def save(
+    directory: str | Path,
+    model: nnx.Module,
+    tokenizer: Tokenizer,
+    settings: EncoderSettings,
+    *,
+    queries: StoredModel | None = None,
+) -> None:
+    """Writes a model directory, which appears only when complete. `queries` is the model of queries, if any.
 
     If the model is spread over the devices of several processes, every process must call this, with the same
     directory on a shared file system. Each process writes its own part of the parameters.
     """
     if jax.process_count() == 1:
-        write(directory, _stored(model, tokenizer, settings, stored.params_of(model)))
+        whole = stored_model(model, tokenizer, settings, stored.params_of(model))
+        write(directory, dataclasses.replace(whole, queries=queries))
         return
+    if queries is not None:
+        raise UserError("several processes cannot save an encoder with two models: save it in one process")
     import orbax.checkpoint as ocp
 
     if is_bucket(directory):
@@ -141,20 +153,21 @@ def save(directory: str | Path, model: nnx.Module, tokenizer: Tokenizer, setting
         checkpointer.save((temporary / "params").resolve(), params, force=True)
     if first:
         sums = {name: int(value) for name, value in sums.items()}
-        written = _read_params(temporary / "params", sums)
-        _describe(temporary, _stored(model, tokenizer, settings, written), sums)
+        written = stored_arrays.read_params(temporary / "params", sums)
+        _describe(temporary, stored_model(model, tokenizer, settings, written), sums)
         move_tree(temporary, directory)
     multihost_utils.sync_global_devices("the model is written")
 
 
 def fingerprint_of(model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
     """Returns the fingerprint that the model has once it is saved and loaded."""
-    return stored.fingerprint(_stored(model, tokenizer, settings, stored.params_of(model)))
+    return stored.fingerprint(stored_model(model, tokenizer, settings, stored.params_of(model)))
 
 
-def _stored(
+def stored_model(
     model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings, params: Mapping[str, Any]
 ) -> StoredModel:
+    """Returns a module with its parameters by name, tokenizer and settings as a model on disk."""
     return StoredModel(config=model.config, params=params, tokenizer=tokenizer, settings=settings)
 
 
@@ -255,17 +268,22 @@ def write(directory: str | Path, model: StoredModel) -> None:
     model = lora.merged(model)
     in_bucket = is_bucket(directory)
     with _in_bucket(directory) if in_bucket else atomic_directory(directory) as place:
-        sums = streaming.write_params(
-            place / "params", traverse_util.unflatten_dict(dict(model.params), sep=".")
-        )
-        if not in_bucket:  # reading the local copy again is faster than reading the source
-            model = dataclasses.replace(model, params=_read_params(place / "params", sums))
-        _describe(place, model, sums)
+        parts = [(place, model)]
+        if model.queries is not None:
+            parts.insert(0, (place / QUERIES, lora.merged(model.queries)))
+        for folder, part in parts:
+            sums = streaming.write_params(
+                folder / "params", traverse_util.unflatten_dict(dict(part.params), sep=".")
+            )
+            if not in_bucket:  # reading the local copy again is faster than reading the source
+                part = dataclasses.replace(part, params=stored_arrays.read_params(folder / "params", sums))
+            _describe(folder, part, sums)
 
 
 def _describe(place: Path, model: StoredModel, sums: Mapping[str, int]) -> None:
     of_params = {"fingerprint": stored.fingerprint(model), "sums": sums}
-    write_description(place, model.config, model.tokenizer, model.settings, **of_params)
+    queries = None if model.queries is None else stored.fingerprint(model.queries)
+    write_description(place, model.config, model.tokenizer, model.settings, **of_params, queries=queries)
 
 
 @contextlib.contextmanager
@@ -299,11 +317,13 @@ def write_description(
     fingerprint: str | None = None,
     sums: Mapping[str, int] | None = None,
     base: Base | None = None,
+    queries: str | None = None,
 ) -> None:
     """Writes `jaxir.json` and `tokenizer/`: everything of a model except its parameters.
 
     A training run calls it once, before its first checkpoint, without the fingerprint and the checksums:
-    these depend on the parameters, and so on the checkpoint.
+    these depend on the parameters, and so on the checkpoint. `queries` is the fingerprint of the model of
+    queries in `queries/`.
     """
     directory = path_of(directory)
     tokenizer.save(directory / "tokenizer")
@@ -316,6 +336,8 @@ def write_description(
     }
     if base is not None:
         content["base"] = base._asdict()
+    if queries is not None:
+        content["queries"] = queries
     write_json(directory / CONFIG, sealed(content))
 
 
@@ -332,9 +354,9 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         checkpoint = checkpoint_of(directory)
         try:
             if checkpoint is None:
-                params = _read_params(directory / "params", content.get("checksums"))
+                params = stored_arrays.read_params(directory / "params", content.get("checksums"))
             else:
-                params = _read_params(checkpoint / "params", sums_of(checkpoint, "params"))
+                params = stored_arrays.read_params(checkpoint / "params", sums_of(checkpoint, "params"))
             break
         except UserError:
             if checkpoint is None or checkpoint.exists():
@@ -350,6 +372,11 @@ def _read_jaxir(directory: Path) -> tuple[StoredModel, str | None]:
         config=config, params=params, tokenizer=tokenizer, settings=settings, checkpoint=checkpoint, base=base
     )
     stored.check_params(params, shapes, str(directory))
+    if content.get("queries") is not None:
+        queries, fingerprint = _read_jaxir(directory / QUERIES)
+        if fingerprint != content["queries"]:
+            raise UserError(f"{directory / QUERIES} is not the model of queries that {path} names; copy both")
+        model = dataclasses.replace(model, queries=queries)
     return model, content.get("fingerprint")
 
 
@@ -371,27 +398,3 @@ def _read_base(base: Base, config: ModelConfig, directory: Path) -> Mapping[str,
             " that model there again"
         )
     return params
-
-
-def read_auxiliary(run: str | Path) -> dict[str, Any]:
-    """Opens the auxiliary parameters that a run's objective trained with the model, by dotted names."""
-    checkpoint = checkpoint_of(run)
-    if checkpoint is None:
-        raise UserError(f"{run} is not a training run, so it has no auxiliary parameters: give a run")
-    if not (checkpoint / "auxiliary").is_dir():
-        raise UserError(f"{run}: the objective of this run trained no auxiliary parameters: give another run")
-    sums = sums_of(checkpoint, "auxiliary")
-    return _read_arrays(checkpoint / "auxiliary", sums, "auxiliary parameters")
-
-
-def _read_params(directory: Path, sums: Mapping[str, int] | None) -> dict[str, Any]:
-    return stored.canonical(_read_arrays(directory, sums, "parameters"))
-
-
-def _read_arrays(directory: Path, sums: Mapping[str, int] | None, what: str) -> dict[str, Any]:
-    """Opens Orbax's arrays by TensorStore, because Orbax's threads print tracebacks for damaged files."""
-    specs = stores.orbax_specs(directory)
-    if specs is None:
-        raise UserError(f"{directory / stores.ORBAX_INDEX}: no such file; copy the model again")
-    by_name = {".".join(keys): spec for keys, spec in specs.items()}
-    return stores.open_arrays(f"{directory} ({what})", by_name, sums)

@@ -21,7 +21,7 @@ from jaxir.models import layers, stacks
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
 from jaxir.models.blocks import PostNormBlock
-from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, ScoreHead, Weights
+from jaxir.models.codec import ACTIVATIONS, Changed, Entry, HuggingFace, ScoreHead, TokenHead, Weights
 
 _EMBEDDINGS = {
     "embeddings.token": "embeddings.word_embeddings",
@@ -98,6 +98,15 @@ def _write_reserved(config: "BertConfig", pad_id: int) -> dict[str, Any]:
     return {_POSITIONS: config.max_positions + reserved}
 
 
+# The head of RoBERTa and of the families with its layout.
+LM_HEAD = TokenHead(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder",
+    bias="lm_head",
+    prefix="roberta.",
+    activation="gelu",
+)
 _ENCODER = {"position_embedding_type": "absolute", "is_decoder": False}
 _ROBERTA = HuggingFace(
     model_type="roberta",
@@ -111,8 +120,7 @@ _ROBERTA = HuggingFace(
     pad_id=1,
     counts_from_padding=True,
     left_out=(*LEFT_OUT, "lm_head"),
-    masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
-    masked_lm_activation="gelu",
+    token_head=LM_HEAD,
     score_head=ScoreHead(
         pooler="classifier.dense",
         classifier="classifier.out_proj",
@@ -130,11 +138,13 @@ _FOLDERS = (
         implied={"reserved_positions": 0, "family": None},
         fixed=_ENCODER,
         left_out=LEFT_OUT,
-        masked_lm={
-            "dense": "cls.predictions.transform.dense",
-            "norm": "cls.predictions.transform.LayerNorm",
-            "bias": "cls.predictions",
-        },
+        token_head=TokenHead(
+            dense="cls.predictions.transform.dense",
+            norm="cls.predictions.transform.LayerNorm",
+            decoder="cls.predictions.decoder",
+            bias="cls.predictions",
+            prefix="bert.",
+        ),
         score_head=ScoreHead(
             pooler="pooler.dense", activations=("tanh",), prefix="bert.", pooler_prefix="bert."
         ),
@@ -169,7 +179,13 @@ _FOLDERS = (
         implied={"num_token_types": 0, "layer_norm_epsilon": 1e-12, "reserved_positions": 0, "family": None},
         written={"sinusoidal_pos_embds": False},
         left_out=(*LEFT_OUT, "pre_classifier.", "vocab_", "qa_outputs."),
-        masked_lm={"dense": "vocab_transform", "norm": "vocab_layer_norm", "bias": "vocab_projector"},
+        token_head=TokenHead(
+            dense="vocab_transform",
+            norm="vocab_layer_norm",
+            decoder="vocab_projector",
+            bias="vocab_projector",
+            prefix="distilbert.",
+        ),
         score_head=ScoreHead(pooler="pre_classifier", activations=("relu",), prefix="distilbert."),
         tokenizer_class="BertTokenizer",
     ),

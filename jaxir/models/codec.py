@@ -84,6 +84,39 @@ class ScoreHead:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenHead:
+    """The head of a masked language model: a dense layer, a norm, and products with the tokens' vectors.
+
+    Attributes:
+      dense: the module of the dense layer; None: the model has neither dense layer nor norm.
+      norm: the module of the norm.
+      decoder: the module of the products.
+      bias: the module with the bias of the logits, if the decoder has none.
+      prefix: prefix of the encoder's names in a written folder.
+      activation: activation after the dense layer; None: the encoder's.
+      activation_entry: entry of config.json that names the activation; empty: `activation` is always used.
+      norm_bias: whether the norm has a bias.
+      lacks_biases: whether a folder may lack the biases of the dense layer and of the logits, which are 0.
+      tied: whether the decoder has the encoder's token vectors, if config.json does not say.
+      renamed: (pattern, new name) of tensors that some folders call otherwise.
+      written: entries of config.json that are written and not read.
+    """
+
+    dense: str | None
+    norm: str | None
+    decoder: str
+    bias: str
+    prefix: str
+    activation: str | None = None
+    activation_entry: str = ""
+    norm_bias: bool = True
+    lacks_biases: bool = False
+    tied: bool = True
+    renamed: tuple[tuple[str, str], ...] = ()
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFace:
     """The folders of one `model_type`.
 
@@ -111,9 +144,7 @@ class HuggingFace:
         must be the same.
       ignores_pad_id: whether it counts them from `pad_id`, whatever the padding id in config.json is.
       left_out: prefixes of tensors that do not belong to the encoder (heads, buffers).
-      masked_lm: `dense`, `norm` and `bias` of a masked language model's head -> modules of the folder; empty:
-        no such head.
-      masked_lm_activation: activation of that head; None: the encoder's.
+      token_head: the head of a masked language model; None: no such head.
       score_head: the head that scores pairs; None: no such head.
       begins: whether texts begin with a special token, which a new head reads; otherwise a new head reads the
         mean.
@@ -139,8 +170,7 @@ class HuggingFace:
     counts_from_padding: bool = False
     ignores_pad_id: bool = False
     left_out: tuple[str, ...] = ()
-    masked_lm: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    masked_lm_activation: str | None = None
+    token_head: TokenHead | None = None
     score_head: ScoreHead | None = None
     begins: bool = True
     tokenizer_class: str = ""

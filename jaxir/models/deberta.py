@@ -21,7 +21,7 @@ from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import Attention, attention
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
 from jaxir.models.blocks import PostNormBlock
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead, TokenHead
 from jaxir.runtime.partitioning import constrain
 
 _WEIGHTS = {
@@ -105,6 +105,19 @@ _FOLDER = HuggingFace(
     read_more=_read_attention,
     write_more=_write_attention,
     left_out=_LEFT_OUT,
+    token_head=TokenHead(
+        dense="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.LayerNorm",
+        decoder="cls.predictions.decoder",
+        bias="cls.predictions",
+        prefix="deberta.",
+        # The names of a folder with `legacy` false, whose head is the same.
+        renamed=(
+            (r"lm_predictions\.lm_head\.(dense|LayerNorm)\.", r"cls.predictions.transform.\1."),
+            (r"lm_predictions\.lm_head\.bias$", "cls.predictions.bias"),
+        ),
+        written={"legacy": True},
+    ),
     score_head=ScoreHead(
         pooler="pooler.dense",
         activations=("gelu", "relu", "tanh"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from jaxir.models.after_pooling import AfterPooling, l2_normalize
 from jaxir.models.backbones import BackboneConfig, make_encoder
 from jaxir.models.dual_encoder import DualEncoderConfig, Tower, pool
 from jaxir.models.multi_vector import MultiVectorConfig, make_token_modules, token_vectors
+from jaxir.models.sparse_config import Score, SparseConfig
 from jaxir.runtime.partitioning import constrain
 
 HybridPooling = Literal["cls", "mean", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens"]
@@ -33,22 +34,26 @@ HybridPooling = Literal["cls", "mean", "lasttoken", "max", "weightedmean", "mean
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class LexicalEncoderConfig:
+class LexicalEncoderConfig(SparseConfig):
     """The components of an encoder that weighs the tokens of a text, as BGE-M3's sparse head does.
 
     Attributes:
       backbone: the encoder.
       unweighted: ids of tokens that get no weight, such as those that start and end a text.
-      max_active_dims: the number of weights of a text that are kept, the largest; None: all.
+      max_active_dims: see `SparseConfig`.
+      normalized: see `SparseConfig`.
+      score: see `SparseConfig`.
       adapters: LoRA in the encoder; None: none.
     """
+
+    form: ClassVar[str] = "lexical"
 
     backbone: BackboneConfig
     unweighted: tuple[int, ...] = ()
     max_active_dims: Count | None = None
+    normalized: bool = False
+    score: Score = "dot"
     adapters: Adapters | None = None
-
-    static_queries = False  # queries are read by the encoder, too
 
     @property
     def dimension(self) -> int:

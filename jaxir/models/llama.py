@@ -18,7 +18,7 @@ from jaxir.models import backbones, layers
 from jaxir.models.attention import Attention
 from jaxir.models.backbones import BackboneConfig, register
 from jaxir.models.blocks import FeedForward
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, TokenHead
 from jaxir.models.rotary import (
     FULL,
     SLIDING,
@@ -179,6 +179,10 @@ def _folder(model_type: str, architecture: str, **more: Any) -> HuggingFace:
 
 _NO_BIASES = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _NO_LOCAL = {"local_rope_base": None}
+# Logits are products with the encoder's output itself.
+_LM_HEAD = TokenHead(
+    dense=None, norm=None, decoder="lm_head", bias="lm_head", prefix="model.", lacks_biases=True, tied=False
+)
 _FOLDERS = (
     _folder(
         "llama",
@@ -219,6 +223,7 @@ _FOLDERS = (
         implied={"query_key_norm": False, "windows": (), "causal": False} | _NO_LOCAL,
         read_more=_read_llama,
         write_more=_write_llama,
+        token_head=_LM_HEAD,
     ),
     _folder(
         "ultrabert",

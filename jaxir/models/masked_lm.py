@@ -22,11 +22,17 @@ class MaskedLMConfig:
       backbone: the encoder.
       activation: activation of the head's dense layer, a name in `activations.ACTIVATIONS`.
       norm_epsilon: epsilon of the head's norm.
+      transform: whether the head has a dense layer and a norm; else it reads the encoder's output itself.
+      norm_bias: whether the head's norm has a bias.
+      tied: whether logits are products with the encoder's token vectors; else the head has its own.
     """
 
     backbone: BackboneConfig
     activation: str = "gelu"
     norm_epsilon: float = 1e-12
+    transform: bool = True
+    norm_bias: bool = True
+    tied: bool = True
 
     def make(self, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
         return MaskedLanguageModel(self, rngs=rngs)
@@ -36,23 +42,36 @@ class MaskedLMConfig:
 
 
 class MaskedLMHead(nnx.Module):
-    """A dense layer, an activation and a norm. Logits are products with the token vectors, plus `bias` [V].
+    """A dense layer, an activation and a norm. Logits are products with vectors of tokens, plus `bias` [V].
 
-    The kernel starts from N(0, 0.02^2).
+    The kernel starts from N(0, 0.02^2), as own vectors of tokens do (`table`; None: they are the encoder's).
     """
 
     def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
         backbone = config.backbone
         width, dtype = backbone.embed_dim, backbone.dtype
         self.activation = config.activation
-        self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
-        self.norm = layers.LayerNorm(width, epsilon=config.norm_epsilon, dtype=dtype)
+        if config.transform:
+            self.dense = layers.Linear(width, width, axes=("embed", None), dtype=dtype, rngs=rngs)
+            how = {"epsilon": config.norm_epsilon, "dtype": dtype, "use_bias": config.norm_bias}
+            self.norm = layers.LayerNorm(width, **how)
+        else:
+            self.dense = self.norm = None
+        self.table = None if config.tied else _table(config, rngs=rngs)
         self.bias = layers.param(outlines.filled(0, (backbone.vocab_size,)), "vocab")
 
     @checked_shapes
     def __call__(self, x: Float[Array, "B L E"]) -> Float[Array, "B L E"]:
         """Returns the vectors [B, L, E] to multiply with the token vectors."""
+        if self.dense is None:
+            return x
         return self.norm(activations.ACTIVATIONS[self.activation](self.dense(x)))
+
+
+def _table(config: MaskedLMConfig, *, rngs: nnx.Rngs) -> layers.Embedding:
+    backbone = config.backbone
+    how = {"axis": "vocab", "dtype": backbone.dtype, "rngs": rngs}
+    return layers.Embedding(backbone.vocab_size, backbone.embed_dim, **how)
 
 
 class MaskedLanguageModel(nnx.Module):
@@ -74,9 +93,14 @@ class MaskedLanguageModel(nnx.Module):
         if places is not None:
             hidden = jnp.take_along_axis(hidden, places[..., None], axis=1)
         hidden = self.head(hidden)
-        table = self.encoder.token_table.whole(hidden.dtype)
+        table = self.output_table.whole(hidden.dtype)
         logits = jnp.einsum("BLE,VE->BLV", hidden, table, preferred_element_type=jnp.float32)
         return logits + layers.weight(self.head.bias)[None, None]
+
+    @property
+    def output_table(self) -> layers.Embedding:
+        """The vectors of tokens whose products are the logits."""
+        return self.encoder.token_table if self.head.table is None else self.head.table
 
     def most_likely(
         self, ids: jax.Array, *, places: jax.Array | None = None, key: jax.Array | None = None

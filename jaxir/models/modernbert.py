@@ -19,7 +19,7 @@ from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import NO_WINDOW, Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, Edit, Encoder, edited, register
 from jaxir.models.blocks import FeedForward, PreNormBlock
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead, TokenHead
 
 
 def _block(ours: str, theirs: str) -> dict[str | tuple[str, ...], str]:
@@ -102,6 +102,18 @@ _FOLDER = HuggingFace(
     pad_id=50283,
     first_layer=1,
     left_out=("head.", "decoder.", "classifier."),
+    token_head=TokenHead(
+        dense="head.dense",
+        norm="head.norm",
+        decoder="decoder",
+        bias="decoder",
+        prefix="model.",
+        activation="gelu",
+        activation_entry="classifier_activation",
+        norm_bias=False,
+        lacks_biases=True,
+        written={"classifier_bias": True, "decoder_bias": True},
+    ),
     score_head=ScoreHead(
         pooler="head.dense",
         activations=("gelu",),

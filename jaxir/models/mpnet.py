@@ -40,8 +40,7 @@ _FOLDER = HuggingFace(
     counts_from_padding=True,
     ignores_pad_id=True,
     left_out=(*bert.LEFT_OUT, "lm_head"),
-    masked_lm={"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "bias": "lm_head"},
-    masked_lm_activation="gelu",
+    token_head=dataclasses.replace(bert.LM_HEAD, prefix="mpnet."),
     score_head=ScoreHead(
         pooler="classifier.dense",
         classifier="classifier.out_proj",

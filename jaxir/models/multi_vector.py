@@ -209,8 +209,8 @@ class MultiVectorModel(layers.Summarised):
         return jnp.where(added[..., None], self.encoder.embed([ids], [dropout])[0], x)
 
 
-def make_token_modules(config: MultiVectorConfig, *, rngs: nnx.Rngs) -> nnx.List:
-    """Makes the modules that follow the encoder, for each token's vector."""
+def make_token_modules(config: Any, *, rngs: nnx.Rngs) -> nnx.List:
+    """Makes `token_modules` of a configuration, which follow its encoder for each token's vector."""
     made, width = [], config.backbone.output_dim
     for module in config.token_modules:
         made.append(module.make(width, rngs=rngs))

@@ -18,8 +18,9 @@ from jaxir.core.values import Layers, Natural, Positive, Rate, Size, checked
 from jaxir.models import backbones, layers, stacks
 from jaxir.models.attention import Attention, rope_frequencies
 from jaxir.models.backbones import BackboneConfig, StackEncoder, register
+from jaxir.models.bert import LM_HEAD
 from jaxir.models.blocks import FeedForward, PostNormBlock
-from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead, Weights
+from jaxir.models.codec import ACTIVATIONS, Entry, HuggingFace, ScoreHead, TokenHead, Weights
 from jaxir.models.rotary import rope_of
 
 _WEIGHTS = {
@@ -167,6 +168,13 @@ _NOMIC = _folder(
     implied={"gated": True, "attention_bias": False, "mlp_biases": "none"},
     renamed=_OLDER_NOMIC,
     renamed_entries=_OLDER_ENTRIES,
+    token_head=TokenHead(
+        dense="cls.predictions.transform.dense",
+        norm="cls.predictions.transform.layer_norm",
+        decoder="cls.predictions.decoder",
+        bias="cls.predictions",
+        prefix="nomic_bert.",
+    ),
     tokenizer_class="BertTokenizer",
 )
 _GTE = _folder(
@@ -186,10 +194,13 @@ _GTE = _folder(
     implied={"gated": True, "attention_bias": True, "mlp_biases": "out"},
     pad_id=1,
     renamed=_OLDER_GTE,
+    token_head=dataclasses.replace(LM_HEAD, norm="lm_head.norm", bias="lm_head.decoder", prefix="gte."),
     score_head=ScoreHead(pooler="pooler.dense", activations=("tanh",), prefix="gte.", pooler_prefix="gte."),
 )
 _NEW = dataclasses.replace(
-    _GTE, model_type="new", fixed={"logn_attention_scale": False, "layer_norm_type": "layer_norm"}
+    _GTE,
+    model_type="new",
+    fixed={"logn_attention_scale": False, "layer_norm_type": "layer_norm"},
 )
 _JINA = _folder(
     "jina_embeddings_v3",
@@ -212,6 +223,7 @@ _JINA = _folder(
     implied={"gated": False, "attention_bias": True, "mlp_biases": "all"},
     pad_id=1,
     renamed=_OLDER_JINA,
+    token_head=LM_HEAD,
 )
 
 

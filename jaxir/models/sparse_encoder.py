@@ -21,8 +21,10 @@ from jaxir.core.shapes import checked_shapes
 from jaxir.core.values import Count, checked
 from jaxir.models import layers, outlines
 from jaxir.models.adapters import Adapters, attach
+from jaxir.models.after_pooling import l2_normalize
 from jaxir.models.dual_encoder import Tower
 from jaxir.models.masked_lm import MaskedLanguageModel, MaskedLMConfig
+from jaxir.models.sparse_config import Score, SparseConfig
 from jaxir.runtime.partitioning import constrain
 
 SparsePooling = Literal["max", "sum"]
@@ -32,21 +34,30 @@ CHUNK = 2048  # tokens of the vocabulary whose logits [B, L, CHUNK] are in memor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class SparseEncoderConfig(MaskedLMConfig):
+class SparseEncoderConfig(MaskedLMConfig, SparseConfig):
     """The components of a sparse encoder, in addition to those of its masked language model.
 
     Attributes:
       pooling: "max" or "sum" over the tokens of a text.
       saturation: "relu": a logit x becomes log(1 + relu(x)); "log1p_relu": log(1 + log(1 + relu(x))).
       static_queries: whether queries have stored weights of their tokens; else both sides use the model.
+      frozen: whether training in sentence-transformers leaves the stored weights of queries as they are.
+      factors: whether weights are multiplied by stored factors of tokens; those of tokens that are not in the
+        text are then 0.
       max_active_dims: the number of weights of a vector that are kept, the largest; None: all.
+      normalized: whether vectors are scaled to length 1 before that.
+      score: how vectors are compared.
       adapters: LoRA in the encoder; None: none.
     """
 
     pooling: SparsePooling = "max"
     saturation: Saturation = "relu"
     static_queries: bool = False
+    factors: bool = False
+    frozen: bool = False
     max_active_dims: Count | None = None
+    normalized: bool = False
+    score: Score = "dot"
     adapters: Adapters | None = None
 
     @property
@@ -71,6 +82,8 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
         super().__init__(config, rngs=rngs)
         if config.static_queries:
             self.query_weights = layers.param(outlines.filled(1, (config.dimension,)), "vocab")
+        if config.factors:
+            self.factors = layers.param(outlines.filled(1, (config.dimension,)), "vocab")
         attach(self, config.adapters, rngs=rngs)
 
     @checked_shapes
@@ -91,13 +104,29 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
         """
         ids, _, keys = zip(*texts, strict=True)
         found = [self.head(hidden) for hidden in self.encoder.together(ids, keys)]
-        table = self.encoder.token_table.whole(found[0].dtype)
+        table = self.output_table.whole(found[0].dtype)
         bias = layers.weight(self.head.bias)
         how = {"pooling": self.config.pooling, "saturation": self.config.saturation}
-        return [
+        pooled = [
             constrain(pooled_logits(hidden, rows != 0, table, bias, **how), ("batch", None))
             for hidden, rows in zip(found, ids, strict=True)
         ]
+        if self.config.factors:
+            factors = layers.weight(self.factors)[None]
+            pooled = [x * factors * _presence(rows, x.shape[1]) for x, rows in zip(pooled, ids, strict=True)]
+        return [l2_normalize(x) for x in pooled] if self.config.normalized else pooled
+
+    @property
+    def stored_weights(self) -> jax.Array:
+        """The stored weights [V] of queries, in jaxir's order of tokens."""
+        return self.query_weights[...]
+
+
+def _presence(ids: jax.Array, size: int) -> jax.Array:
+    """Returns which of the `size` tokens of the vocabulary are in texts [B, L]: float32 [B, V]."""
+    rows = jnp.arange(len(ids))[:, None]
+    found = jnp.zeros((len(ids), size), jnp.float32)
+    return found.at[rows, layers.table_rows(ids)].max((ids != 0).astype(jnp.float32))
 
 
 @checked_shapes
@@ -148,10 +177,10 @@ def _pooled_and_kept(
     def pool(_: None, part: tuple[jax.Array, jax.Array]) -> tuple[None, Any]:
         positive = _positive_logits(hidden, mask, *part)
         if how.pooling == "sum":
-            return None, (_saturated(positive, how.saturation).sum(1), None)
+            return None, (saturated(positive, how.saturation).sum(1), None)
         # Saturation is monotonic, so the maximum may come first.
         found = positive.argmax(1).astype(jnp.int32)
-        return None, (_saturated(positive.max(1), how.saturation), found)
+        return None, (saturated(positive.max(1), how.saturation), found)
 
     _, parts = jax.lax.scan(pool, None, _in_chunks(how, table, bias))
     pooled = _joined(parts[0], len(table))
@@ -172,7 +201,7 @@ def _gradients(how: _How, kept: Any, slopes: jax.Array) -> tuple[jax.Array, None
             of_logits = jnp.where(here, given[:, None], 0.0)
         else:
             positive = _positive_logits(hidden, mask, rows, more)
-            of_logits = given[:, None] * _slope(_saturated(positive, how.saturation), how.saturation)
+            of_logits = given[:, None] * _slope(saturated(positive, how.saturation), how.saturation)
         of_bias, of_logits = of_logits.sum((0, 1)), of_logits.astype(hidden.dtype)
         total += jnp.einsum("BLV,VE->BLE", of_logits, rows, preferred_element_type=jnp.float32)
         of_rows = jnp.einsum("BLV,BLE->VE", of_logits, hidden, preferred_element_type=jnp.float32)
@@ -217,7 +246,8 @@ def _joined(parts: jax.Array, num: int) -> jax.Array:
     return parts.swapaxes(0, 1).reshape(parts.shape[1], -1)[:, :num]
 
 
-def _saturated(x: jax.Array, saturation: Saturation) -> jax.Array:
+def saturated(x: jax.Array, saturation: Saturation) -> jax.Array:
+    """Returns log(1 + x) of an array x that is at least 0, or log(1 + log(1 + x)) for "log1p_relu"."""
     x = jnp.log1p(x)
     return jnp.log1p(x) if saturation == "log1p_relu" else x
 

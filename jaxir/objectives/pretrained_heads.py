@@ -138,6 +138,11 @@ def head_for(model: Any, source: MaskedLMSource | None, *, form: TextFormat, rng
             f" {backbone.embed_dim}: give the head of a model of the same size, or none"
         )
     head = masked_lm_for(model, source, form=form, length=1, rngs=rngs).head
+    if head.dense is None or head.table is not None:
+        raise UserError(
+            f"the head of {source.source} has its own token vectors or no dense layer, so it does not fit"
+            " another encoder: give the head of another masked language model, or none"
+        )
     rows = jax.eval_shape(lambda: head.bias[...]).shape[0]
     if rows != backbone.vocab_size:
         raise UserError(

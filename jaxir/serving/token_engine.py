@@ -62,7 +62,9 @@ class TokenEngine:
         rows = {text: row for row, text in enumerate(dict.fromkeys(q.text for q in questions))}
         vectors = self._encoded(list(rows), tower)
         prompt, max_length = self.encoder.text_settings(tower)
-        read = [self._read(text, prompt, max_length) for text in rows]
+        sparse = isinstance(self.encoder, SparseEncoder)
+        tokenizer = self.encoder.tokenizer_of(tower) if sparse else self.encoder.tokenizer
+        read = [_read(tokenizer, text, prompt, max_length) for text in rows]
         found = [Answer(vector, {}, *of_text) for vector, of_text in zip(vectors, read, strict=True)]
         return [found[rows[q.text]] for q in questions]
 
@@ -73,9 +75,9 @@ class TokenEngine:
             return [Heads(*of_text) for of_text in zip(*parts, strict=True)]
         return self.encoder.token_weights(found) if isinstance(self.encoder, SparseEncoder) else list(found)
 
-    def _read(self, text: str, prompt: str, max_length: int) -> tuple[int | None, int]:
-        """Returns how many characters of a text the model read, None if all, and the number of tokens."""
-        tokenizer = self.encoder.tokenizer
-        count = len(tokenizer.encode_batch([prompt + text], max_length=max_length)[0])
-        cut = tokenizer.cut_at(prompt + text, max_length=max_length) if count == max_length else None
-        return None if cut is None else max(0, cut - len(prompt)), count
+
+def _read(tokenizer: Any, text: str, prompt: str, max_length: int) -> tuple[int | None, int]:
+    """Returns how many characters of a text a model reads, None if all, and the number of tokens."""
+    count = len(tokenizer.encode_batch([prompt + text], max_length=max_length)[0])
+    cut = tokenizer.cut_at(prompt + text, max_length=max_length) if count == max_length else None
+    return None if cut is None else max(0, cut - len(prompt)), count

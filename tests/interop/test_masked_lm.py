@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.build import PretrainedMaskedLM
 from jaxir.objectives.masked_lm import MaskedLM
-from jaxir.objectives.pretrained_heads import masked_lm_for
+from jaxir.objectives.pretrained_heads import head_for, masked_lm_for
 from tests.interop.folders import GOLDEN, change, change_tensors, exchange, tensors_of
 
 NAMES = ["bert", "roberta", "distilbert"]
@@ -48,37 +48,50 @@ def test_logits_match_transformers(name):
 
 def test_masked_lm_refuses_unsupported_sources(folder):
     change(folder / "config.json", tie_word_embeddings=False)
+    missing = "no cls.predictions.decoder.weight among its weights, although config.json says"
     for read, message in (
         (source(GOLDEN / "bert").build, r"no cls.predictions.transform.dense.weight among its weights"),
         (source(GOLDEN / "t5_1_1").outline, "no masked language model has model_type 't5'"),
         (PretrainedMaskedLM(source=str(folder)).outline, "must be given as hf:NAME or hf:DIRECTORY"),
-        (source(folder).outline, "own token vectors"),
+        (source(folder).build, missing),
     ):
         with pytest.raises(UserError, match=message):
             read()
 
 
 @pytest.mark.parametrize(
-    ("name", "copies"),
-    [
-        ("bert", ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")),
-        ("distilbert", ("vocab_projector.weight",)),
-    ],
+    ("name", "decoder"), [("bert", "cls.predictions.decoder"), ("distilbert", "vocab_projector")]
 )
-def test_masked_lm_refuses_unequal_tied_copies_and_non_finite_weights(name, copies, tmp_path):
+def test_copies_of_the_token_vectors_are_tied_only_if_equal(name, decoder, tmp_path):
     folder = Path(shutil.copytree(GOLDEN / f"mlm_{name}", tmp_path / "model"))
-    tensors = tensors_of(folder)
-    table = f"{name}.embeddings.word_embeddings.weight"
-    for copy in copies:
-        shared = tensors[table if copy.endswith("weight") else copy.replace("decoder.", "")]
-        change_tensors(folder, lambda t, copy=copy, value=shared: t.update({copy: value.copy()}))
-        source(folder).build()
-        change_tensors(folder, lambda t, copy=copy, value=shared: t.update({copy: value + 1}))
-        with pytest.raises(UserError, match=rf"{copy} differs from .*, although config\.json says"):
-            source(folder).build()
-        change_tensors(folder, lambda t, copy=copy: t.pop(copy))
-    tensors[table][7, 3] = np.nan
-    change_tensors(folder, lambda t: t.update(tensors))
+    table = tensors_of(folder)[f"{name}.embeddings.word_embeddings.weight"]
+    ids = jnp.asarray(np.load(GOLDEN / f"mlm_{name}" / "golden.npz")["ids"])
+
+    def logits() -> np.ndarray:
+        return np.asarray(source(folder).build()[0](ids))
+
+    expected = logits()
+    change_tensors(folder, lambda t: t.update({f"{decoder}.weight": table.copy()}))
+    np.testing.assert_array_equal(logits(), expected)
+    assert source(folder).build()[0].head.table is None
+    bias = tensors_of(folder)[f"{decoder.removesuffix('.decoder')}.bias"]
+    own = {f"{decoder}.weight": 2 * table, f"{decoder}.bias": 2 * bias}
+    change_tensors(folder, lambda t: t.update(own))
+    np.testing.assert_allclose(logits(), 2 * expected, rtol=1e-5, atol=1e-4)
+    with pytest.raises(UserError, match="has its own token vectors or no dense layer"):
+        head_for_bert(folder)
+
+
+def head_for_bert(folder):
+    loaded = model_dir.load(f"hf:{GOLDEN / 'mlm_bert'}")
+    return head_for(loaded.model, source(folder), form=form_of(loaded), rngs=nnx.Rngs(0))
+
+
+def test_weights_that_are_not_finite_are_damage(folder):
+    def damage(tensors: dict[str, np.ndarray]) -> None:
+        tensors["bert.embeddings.word_embeddings.weight"][7, 3] = np.nan
+
+    change_tensors(folder, damage)
     with pytest.raises(UserError, match=r"model is damaged: encoder\..* has a number that is not finite"):
         source(folder).build()
 

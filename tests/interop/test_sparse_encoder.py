@@ -175,9 +175,7 @@ def test_refused_folders_say_why(folder, tmp_path):
     kind = "sentence_transformers.sparse_encoder.modules.sparse_auto_encoder.SparseAutoEncoder"
     more = {"idx": 2, "name": "2", "path": "2_SparseAutoEncoder", "type": kind}
     (folder / "modules.json").write_text(json.dumps([*listed, more]))
-    refused(
-        "the modules Transformer, SpladePooling, SparseAutoEncoder are not supported for a sparse encoder"
-    )
+    refused("the modules Transformer, SpladePooling are not supported; expected Transformer")
     (folder / "modules.json").write_text(json.dumps(listed))
     pooling = folder / "1_SpladePooling" / "config.json"
     change(pooling, activation_function="gelu")
@@ -186,26 +184,25 @@ def test_refused_folders_say_why(folder, tmp_path):
     refused("pooling_strategy 'mean' is not supported, only max and sum")
     change(pooling, pooling_strategy="max")
     about = folder / "config_sentence_transformers.json"
-    change(about, similarity_fn_name="cosine")
-    refused("similarity 'cosine' is not supported for token weights, only dot")
+    change(about, similarity_fn_name="maxsim")
+    refused("similarity_fn_name 'maxsim' is not supported, only dot, cosine, euclidean, manhattan")
     change(about, similarity_fn_name=None, max_active_dims=0)
     refused("max_active_dims")
     change(about, max_active_dims=None)
     settings = folder / "sentence_bert_config.json"
-    change(settings, transformer_task="feature-extraction")
-    refused("transformer_task 'feature-extraction' is not supported, only fill-mask")
-    change(settings, transformer_task=...)
-    refused("transformer_task is missing")
+    change(settings, transformer_task="text-generation")
+    refused(r"the modules Transformer \(text-generation\), SpladePooling are not supported for a sparse")
     router = sparse_folder("router", tmp_path)
     static = router / "query_0_SparseStaticEmbedding"
     (static / "config.json").write_text('{"path": "idf.json"}')
-    refused("weights in the file that path names are not supported", router)
+    refused("no file 'idf.json', which path names", router)
+    (static / "idf.json").write_text('{"the": 1.5, "no such token": 2}')
+    refused("the token 'no such token' is not in the tokenizer", router)
     (static / "config.json").write_text("{}")
     change_tensors(static, lambda tensors: tensors.update(weight=tensors["weight"][:-1].copy()))
-    refused(r"query_weights has shape \(99,\)", router)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(GOLDEN / "sparse" / "top" / file, static / file)
-    refused("queries have another tokenizer than documents", router)
+    refused(r"weights of shape \(99,\) do not fit a tokenizer with 100 ids", router)
+    change(router / "router_config.json", structure={"query": [], "document": []})
+    refused("no route for query texts among", router)
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path):

@@ -208,7 +208,7 @@ def test_other_kinds_of_models_are_refused(tmp_path):
         DualEncoder.load(f"st:{folder}")
     with pytest.raises(UserError, match="the folder holds a dual encoder"):
         MultiVectorEncoder.load(f"st:{GOLDEN / 'bert'}")
-    with pytest.raises(UserError, match="no vectors of tokens"):
+    with pytest.raises(UserError, match="has no head for token vectors"):
         MultiVectorEncoder.load(f"hf:{GOLDEN / 'bert'}")
     with pytest.raises(UserError, match="format hf cannot hold it: use st"):
         formats.convert(f"st:{folder}", tmp_path / "out", to="hf")

@@ -104,7 +104,7 @@ def test_a_dual_encoder_gets_a_head_and_adapters(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"source": f"hf:{GOLDEN}/deberta"}, "no masked language model has model_type 'deberta-v2', so the"),
+        ({"source": f"hf:{GOLDEN}/t5_1_1"}, "no masked language model has model_type 't5', so the encoder"),
         (
             {"source": f"st:{GOLDEN}/cross_bert"},
             "a sparse encoder starts from a masked language model or one",

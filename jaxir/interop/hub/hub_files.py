@@ -24,7 +24,8 @@ HYBRID_HEADS = ("sparse_linear.pt", "colbert_linear.pt")
 
 _STATIC = ("StaticEmbedding", "SparseStaticEmbedding")  # modules with a tokenizer and no transformers model
 _READ_TEXTS = ("Transformer", "MLMTransformer", *_STATIC)  # modules with a tokenizer
-_HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling")
+_HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling", "SparseAutoEncoder")
+TOKEN_WEIGHTS = "idf.json"  # weights by token, in place of a SparseStaticEmbedding's tensors
 # Suffixes of all files of weights, to list those that jaxir does not read in an error.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
@@ -65,18 +66,20 @@ def wanted(
         listed = isinstance(about, dict) and about.get("model_type") == "CrossEncoder"
     small = [*([ST_MODULES] if listed else []), ST_CONFIG, *HYBRID_HEADS]
     for root in roots:
-        small += [root + name for name in (CONFIG, ADAPTER_CONFIG, *ST_TRANSFORMER)]
+        small += [root + name for name in (CONFIG, ADAPTER_CONFIG, ST_ROUTER, *ST_TRANSFORMER)]
         in_root = {name: name.removeprefix(root) for name in names if name.startswith(root)}
         small += sorted(
             path
             for path, name in in_root.items()
             if name in tokenizer.FILES or ("/" not in name and name.endswith(".model"))
         )
+    by_token = [n for n in names if n.endswith(".json") and n.rpartition("/")[2] == TOKEN_WEIGHTS]
+    small += by_token if "SparseStaticEmbedding" in folders.values() else []
     small += [f"{folder}{name}" for folder in folders if folder not in roots for name in (CONFIG, ST_ROUTER)]
     chosen = Wanted([name for name in small if name in names], [])
     for folder, kind in folders.items() if weights else ():
         index, parts = _weights(folder, names, read, what)
-        if kind in _HAVE_WEIGHTS and not parts:
+        if kind in _HAVE_WEIGHTS and not parts and not (kind == "SparseStaticEmbedding" and by_token):
             others = sorted(n for n in names if n.startswith(folder) and n.endswith(_OTHER_WEIGHTS))
             found = f"; it has {', '.join(others[:4])}{' ...' if len(others) > 4 else ''}" if others else ""
             known = ", ".join(single for single, _ in FILES)
@@ -101,7 +104,9 @@ def _folders(names: Collection[str], read: Callable[[str], Any], what: str) -> d
                 within = f"{path}/" if path else ""
                 file = within + ST_ROUTER
                 routed = read(file if file in names else within + CONFIG)["types"]
-                listed += [(within + name, full.rpartition(".")[2]) for name, full in routed.items()]
+                listed += [
+                    ((within + name).strip("./"), full.rpartition(".")[2]) for name, full in routed.items()
+                ]
     except (TypeError, KeyError, AttributeError) as error:
         raise UserError(f"{what}: its {file} is not a list of modules; give another model") from error
     return {f"{path}/" if path else "": kind for path, kind in listed} or {"": "Transformer"}

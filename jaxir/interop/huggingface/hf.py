@@ -33,7 +33,7 @@ from jaxir.models.adapters import Adapters
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, HuggingFace, Weights
 
-_DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
+DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
 _LEAST_SHARE = 0.8  # warn if the tokenizer has fewer ids than this share of the table's rows
 # The names of tensors of T5's encoder in Fusion-in-Decoder's checkpoints.
 _WRAPPED = re.compile(r"^encoder\.encoder\.(?:(block\.\d+\.)module\.|(embed_tokens\.|final_layer_norm\.))")
@@ -139,7 +139,7 @@ def max_length(directory: Path, encoder: Encoder) -> int:
     limit = read_optional_json(path).get("model_max_length")
     # transformers writes 1e30 for no limit.
     if limit is None or (isinstance(limit, int | float) and limit > 1_000_000):
-        return positions or _DEFAULT_LENGTH
+        return positions or DEFAULT_LENGTH
     if not fits(limit, Count):
         raise UserError(f"{path}: model_max_length is {limit!r:.40}, but must be a number of tokens")
     return min(limit, positions or limit)

@@ -1,5 +1,7 @@
-"""Masked language models in Hugging Face folders, in and out: BERT, DistilBERT, RoBERTa and MPNet."""
+"""Masked language models in Hugging Face folders, in and out, by each family's `TokenHead`."""
 
+import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ from jaxir.interop.model import stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import SINGLE, read_json, read_tensors, write_json, write_tensors
-from jaxir.models import backbones
-from jaxir.models.codec import HuggingFace
+from jaxir.models.backbones import BackboneConfig
+from jaxir.models.codec import ACTIVATIONS, HuggingFace, TokenHead
 from jaxir.models.masked_lm import MaskedLMConfig
 
-_HEAD = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias", "bias")  # parameters of the head
+_TRANSFORM = ("dense.kernel", "dense.bias", "norm.scale", "norm.bias")  # parameters before the logits
+_TABLE, _BIAS = "head.table.embedding", "head.bias"
+_NO_HEAD = ": it has no head for masked tokens"
 
 
 def outline(config_file: Path) -> MaskedLMConfig:
@@ -24,14 +28,34 @@ def outline(config_file: Path) -> MaskedLMConfig:
     content = read_json(config_file)
     backbone, _ = hf_config.parse(content, config_file)
     codec = hf_config.codec_of(backbone)
-    if not codec.masked_lm:
+    if codec.token_head is None:
         raise UserError(
             f"{config_file}: no masked language model has model_type {content['model_type']!r}; use a BERT"
         )
-    if not content.get("tie_word_embeddings", True):
-        raise UserError(f"{config_file}: a head with own token vectors is not supported; use another model")
-    activation = codec.masked_lm_activation or backbone.activation
-    return MaskedLMConfig(backbone=backbone, activation=activation, norm_epsilon=backbone.layer_norm_epsilon)
+    return new_config(backbone, codec, content, config_file)
+
+
+def new_config(
+    backbone: BackboneConfig, codec: HuggingFace, content: Mapping[str, Any], where: Path
+) -> MaskedLMConfig:
+    """Returns the configuration of a family's masked language model; `content` is that of config.json."""
+    head: TokenHead = codec.token_head
+    activation = head.activation or backbone.activation
+    if head.activation_entry and (named := content.get(head.activation_entry)) is not None:
+        activation = ACTIVATIONS.get(str(named))
+        if activation is None:
+            raise UserError(
+                f"{where}: {head.activation_entry} {named!r:.40} is not supported, only"
+                f" {', '.join(ACTIVATIONS)}; give another model"
+            )
+    return MaskedLMConfig(
+        backbone=backbone,
+        activation=activation,
+        norm_epsilon=backbone.layer_norm_epsilon,
+        transform=head.dense is not None,
+        norm_bias=head.norm_bias,
+        tied=bool(content.get("tie_word_embeddings", head.tied)),
+    )
 
 
 def is_one(config_file: Path) -> bool:
@@ -41,14 +65,19 @@ def is_one(config_file: Path) -> bool:
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder with config.json, weights and a tokenizer."""
+    """Reads a folder with config.json, weights and a tokenizer.
+
+    Logits are products with the encoder's token vectors, unless config.json says that the head has its own,
+    or the folder holds vectors of the head that differ.
+    """
     config = outline(directory / "config.json")
     encoder, tokenizer = hf.read(directory)
-    params = encoder.in_model | _read_head(directory, config, encoder.pad_id)
+    config, head = _read_head(directory, config, encoder)
+    params = encoder.in_model | head
     for name, value in params.items():  # damage would not show in the words that a frozen generator fills in
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
-    length = config.backbone.max_positions
+    length = config.backbone.max_positions or hf.DEFAULT_LENGTH
     return StoredModel(
         config=config,
         params=params,
@@ -61,13 +90,32 @@ def write(directory: Path, model: StoredModel) -> None:
     """Writes config.json and weights of a model with the parameters of a masked language model."""
     config, pad_id = model.config, model.tokenizer.pad_swap or 0
     codec = hf_config.codec_of(config.backbone)
-    content = hf_config.describe(config.backbone, pad_id) | {"tie_word_embeddings": True}
+    head: TokenHead = codec.token_head
+    content = hf_config.describe(config.backbone, pad_id) | head.written
+    content |= {"tie_word_embeddings": config.tied}
     content["architectures"] = [codec.architecture.replace("Model", "ForMaskedLM")]
+    if head.activation_entry:
+        named = (theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation)
+        content[head.activation_entry] = next(named)
     tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
-    tensors = {f"{codec.score_head.prefix}{name}": value for name, value in tensors.items()}
-    for ours in _HEAD:
-        value = np.array(model.params[f"head.{ours}"])
-        tensors[_name_of(codec, ours)] = _exchanged(value, pad_id) if ours == "bias" else value.T
+    tensors = {f"{head.prefix}{name}": value for name, value in tensors.items()}
+    for ours in _TRANSFORM if config.transform else ():
+        if f"head.{ours}" in model.params:
+            tensors[_name_of(head, ours)] = np.array(model.params[f"head.{ours}"]).T
+    bias = _exchanged(model.params[_BIAS], pad_id)
+    # A head without a dense layer has a bias only if the blocks have biases.
+    has_bias = config.transform or config.backbone.mlp_bias
+    if has_bias:
+        tensors[f"{head.bias}.bias"] = bias
+    elif bias.any():
+        raise UserError(
+            f"Hugging Face's {content['architectures'][0]} has no bias of logits without mlp_bias, but this"
+            " model has one: keep it in jaxir's format"
+        )
+    if not config.tied:
+        tensors[f"{head.decoder}.weight"] = _exchanged(model.params[_TABLE], pad_id)
+        if has_bias:
+            tensors[f"{head.decoder}.bias"] = bias.copy()
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
 
@@ -82,37 +130,66 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
     return {"kernel": kernel.T, "bias": bias}
 
 
-def _read_head(directory: Path, config: MaskedLMConfig, pad_id: int) -> dict[str, np.ndarray]:
-    codec = backbones.of_model_type(config.backbone.model_type, where=directory)[1]
+def _read_head(
+    directory: Path, config: MaskedLMConfig, encoder: hf.Encoder
+) -> tuple[MaskedLMConfig, dict[str, np.ndarray]]:
+    """Returns the configuration with `tied` as the weights say, and the head's parameters."""
+    head: TokenHead = hf_config.codec_of(config.backbone).token_head
     found = {hf.current_name(name): value for name, value in read_tensors(directory).items()}
-    _check_tied(directory, found, codec.masked_lm["bias"])
+    for pattern, new in head.renamed:
+        found = {re.sub(pattern, new, name): value for name, value in found.items()} | found
     params = {}
-    for ours in _HEAD:
-        value = hf.read_ending(directory, found, _name_of(codec, ours), ": it has no head for masked tokens")
-        params[f"head.{ours}"] = _exchanged(value, pad_id) if ours == "bias" else value.T
-    shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name in params}
+    for ours in _TRANSFORM if config.transform else ():
+        if ours == "norm.bias" and not config.norm_bias:
+            continue
+        if ours == "dense.bias" and head.lacks_biases and _ending(found, _name_of(head, ours)) is None:
+            params[f"head.{ours}"] = np.zeros(config.backbone.embed_dim, np.float32)
+            continue
+        params[f"head.{ours}"] = hf.read_ending(directory, found, _name_of(head, ours), _NO_HEAD).T
+    table = _ending(found, f"{head.decoder}.weight")
+    if table is None and not config.tied:
+        raise UserError(
+            f"{directory}: no {head.decoder}.weight among its weights, although config.json says that the"
+            " head has its own token vectors; copy the weights again"
+        )
+    if table is not None:
+        own = _exchanged(found[table], encoder.pad_id)
+        shared = encoder.params[f"{config.backbone.token_table}.embedding"]
+        if not config.tied or not np.array_equal(own, shared):
+            config = dataclasses.replace(config, tied=False)
+            params[_TABLE] = own
+    params[_BIAS] = _read_bias(directory, found, head, config.backbone.vocab_size, encoder.pad_id)
+    shapes = {name: shape for name, shape in stored.model_shapes(config).items() if name.startswith("head.")}
     stored.check_params(params, shapes, str(directory))
-    return params
+    return config, params
 
 
-def _name_of(codec: HuggingFace, ours: str) -> str:
-    """Returns the name that a parameter of the head has in a folder."""
-    return f"{codec.masked_lm[ours.partition('.')[0]]}.{'bias' if ours.endswith('bias') else 'weight'}"
+def _read_bias(
+    directory: Path, tensors: Mapping[str, Any], head: TokenHead, size: int, pad_id: int
+) -> np.ndarray:
+    """Returns the bias of the logits [V]: the decoder's, if the folder has it."""
+    own = _ending(tensors, f"{head.decoder}.bias")
+    if own is not None:
+        return _exchanged(tensors[own], pad_id)
+    if head.lacks_biases:
+        return np.zeros(size, np.float32)
+    return _exchanged(hf.read_ending(directory, tensors, f"{head.bias}.bias", _NO_HEAD), pad_id)
 
 
-def _exchanged(bias: np.ndarray, pad_id: int) -> np.ndarray:
-    """Exchanges two entries, as the rows of the token vectors are."""
-    bias[[0, pad_id]] = bias[[pad_id, 0]]
-    return bias
+def _ending(tensors: Mapping[str, Any], end: str) -> str | None:
+    """Returns the name of a tensor that ends with the modules and the leaf `end`."""
+    return next((name for name in tensors if name == end or name.endswith(f".{end}")), None)
 
 
-def _check_tied(directory: Path, tensors: Mapping[str, Any], module: str) -> None:
-    """Checks that tensors which the head shares are equal to their copies in a file, if it has copies."""
-    table = next((name for name in tensors if name.endswith("embeddings.word_embeddings.weight")), "")
-    for name, tied in (("decoder.weight", table), ("weight", table), ("decoder.bias", f"{module}.bias")):
-        name = f"{module}.{name}"
-        if name in tensors and tied in tensors and not np.array_equal(tensors[name], tensors[tied]):
-            raise UserError(
-                f"{directory}: {name} differs from {tied}, although config.json says that they are shared;"
-                " a head with its own vectors or bias is not supported: use another model"
-            )
+def _name_of(head: TokenHead, ours: str) -> str:
+    """Returns the name in a folder of a parameter of the head's dense layer or norm."""
+    part, leaf = ours.split(".")
+    return f"{getattr(head, part)}.{'bias' if leaf == 'bias' else 'weight'}"
+
+
+def _exchanged(rows: Any, pad_id: int) -> np.ndarray:
+    """Exchanges rows 0 and `pad_id`, as in the token vectors; an array of another shape is only copied."""
+    rows = np.array(rows, np.float32)
+    if rows.ndim and pad_id < len(rows):
+        rows[[0, pad_id]] = rows[[pad_id, 0]]
+    return rows

@@ -198,8 +198,11 @@ def _described(model: StoredModel, kind: str) -> list[str]:
     settings = model.settings
     lines = [f"{kinds.KINDS[kind].what[:1].upper()}{kinds.KINDS[kind].what[1:]}: {model.config.summary}."]
     if kind in ("dual_encoder", "sparse_encoder", "multi_vector_encoder", "hybrid_encoder"):
+        of_queries = settings if model.queries is None else model.queries.settings
+        if model.queries is not None:
+            lines.append(f"Queries have another model: {model.queries.config.summary}.")
         lines.append(
-            f"Queries have at most {settings.query_max_length} tokens, passages at most"
+            f"Queries have at most {of_queries.query_max_length} tokens, passages at most"
             f" {settings.passage_max_length}; longer texts are truncated."
         )
         for texts, prompt in (("queries", settings.query_prompt), ("passages", settings.passage_prompt)):

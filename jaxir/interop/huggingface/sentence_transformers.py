@@ -19,12 +19,11 @@ from jaxir.models.after_pooling import AfterPooling
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.word_vectors import WordVectorsConfig
 
-_SIDES = ("query", "document")  # sentence-transformers' names of the two towers
 _BEFORE_POOLING = ("Transformer", "WeightedLayerPooling", "Pooling")
 _Modules = list[tuple[str, Path]]
 
 
-class _Tower(NamedTuple):
+class EncoderTower(NamedTuple):
     """One tower of a folder, as an SDE without prompts.
 
     `lengths` are the maximum numbers of tokens of (queries, passages). `pools_prompts` says whether pooling
@@ -44,7 +43,7 @@ def check(directory: Path) -> None:
     st_files.read_config(directory, "dual_encoder")
     own, shared = modules_of_towers(directory)
     for modules in own:
-        _check_order(directory, modules + shared)
+        check_order(directory, modules + shared)
         found = dict(modules)
         if "Transformer" in found:
             hf.read_architecture(peft.base_directory(found["Transformer"]))
@@ -59,7 +58,7 @@ def read(directory: Path) -> StoredModel:
     """
     about = st_files.read_config(directory, "dual_encoder")
     own, shared = modules_of_towers(directory)
-    towers = [_read_tower(directory, modules + shared, about) for modules in own]
+    towers = [read_tower(directory, modules + shared, about) for modules in own]
     config, params = towers[0].config, towers[0].params
     if len(towers) == 2:
         _check_alike(directory, towers)
@@ -106,16 +105,16 @@ def write(directory: Path, model: StoredModel) -> None:
     # sentence-transformers truncates after all modules, and does not normalise the result.
     normalize = [("Normalize", {})] if config.similarity == "cosine" and not truncates else []
     if config.sharing == "sde":
-        listed = _write_modules(directory, [*_parts_of(model, "query"), *normalize], model, "query")
+        listed = write_modules(directory, [*parts_of(model, "query"), *normalize], model, "query")
     else:
         folder = directory / "0_Router"
         routes = {}
-        for side, tower in zip(_SIDES, ("query", "passage"), strict=True):
-            own = [part for part in _parts_of(model, tower) if not _is_shared(config, part)]
-            routes[side] = _write_modules(folder, own, model, tower, prefix=f"{side}_")
+        for side, tower in zip(st_files.ROUTES, ("query", "passage"), strict=True):
+            own = [part for part in parts_of(model, tower) if not _is_shared(config, part)]
+            routes[side] = write_modules(folder, own, model, tower, prefix=f"{side}_")
         _write_router(folder, routes)
-        parts = [part for part in _parts_of(model, "query") if _is_shared(config, part)]
-        rest = _write_modules(directory, [*parts, *normalize], model, "query", first=1)
+        parts = [part for part in parts_of(model, "query") if _is_shared(config, part)]
+        rest = write_modules(directory, [*parts, *normalize], model, "query", first=1)
         listed = [("Router", "0_Router"), *rest]
     entries = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -129,18 +128,12 @@ def modules_of_towers(directory: Path) -> tuple[list[_Modules], _Modules]:
     modules = st_files.modules(directory)
     if not modules or modules[0][0] not in ("Router", "Asym"):
         return [modules], []
-    routes = st_files.routes(modules[0][1])
-    path = modules[0][1] / hub_files.ST_ROUTER
-    if sorted(routes) != sorted(_SIDES):
-        raise UserError(
-            f"{path}: the routes {', '.join(map(repr, routes))} are not supported, only 'query' and"
-            " 'document'"
-        )
-    own = [routes[side] for side in _SIDES]
+    own = list(st_files.routes(modules[0][1]).values())
     return ([own[0]] if own[0] == own[1] else own), modules[1:]
 
 
-def _check_order(directory: Path, modules: _Modules) -> None:
+def check_order(directory: Path, modules: _Modules) -> None:
+    """Checks that the modules of a tower are those of a dense encoder."""
     kinds = [kind for kind, _ in modules]
     static = kinds[:1] == ["StaticEmbedding"]
     first = kinds[:1] if static else [kind for kind in _BEFORE_POOLING if kind in kinds]
@@ -154,8 +147,9 @@ def _check_order(directory: Path, modules: _Modules) -> None:
         )
 
 
-def _read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) -> _Tower:
-    _check_order(directory, modules)
+def read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) -> EncoderTower:
+    """Reads one tower of a folder; `about` has the folder's similarity_fn_name and truncate_dim."""
+    check_order(directory, modules)
     found = dict(modules)
     after = st_modules.read_after_pooling([m for m in modules if m[0] in st_modules.SUPPORTED])
     truncated = _truncated(directory, about)
@@ -178,7 +172,7 @@ def _read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) ->
         static = static_embeddings.read(found["StaticEmbedding"])
         config = DualEncoderConfig(backbone=static.config, **fields)
         length = static.max_length
-        return _Tower(config, static.params | after.params, static.tokenizer, (length, length))
+        return EncoderTower(config, static.params | after.params, static.tokenizer, (length, length))
     root = found["Transformer"]
     encoder, tokenizer = hf.read(root)
     transformer = st_files.read_transformer(root, encoder, "dual_encoder")
@@ -196,7 +190,7 @@ def _read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) ->
     except ValueError as error:
         raise UserError(f"{directory}: {error}") from error
     lengths = (transformer.query_max_length, transformer.passage_max_length)
-    return _Tower(config, params, tokenizer, lengths, pools_prompts, encoder.base)
+    return EncoderTower(config, params, tokenizer, lengths, pools_prompts, encoder.base)
 
 
 def _truncated(directory: Path, about: Mapping[str, Any]) -> tuple[AfterPooling, ...]:
@@ -209,7 +203,7 @@ def _truncated(directory: Path, about: Mapping[str, Any]) -> tuple[AfterPooling,
         raise UserError(f"{directory / hub_files.ST_CONFIG}: truncate_dim: {error}") from error
 
 
-def _check_alike(directory: Path, towers: list[_Tower]) -> None:
+def _check_alike(directory: Path, towers: list[EncoderTower]) -> None:
     """Checks that two towers differ only in weights and lengths."""
     for name in ("config", "pools_prompts"):
         one, other = (getattr(tower, name) for tower in towers)
@@ -242,7 +236,7 @@ def _is_shared(config: DualEncoderConfig, part: _Part) -> bool:
     return config.sharing == "ade_spl" and part[0] in ("Dense", "LayerNorm", "Normalize")
 
 
-def _parts_of(model: StoredModel, tower: str) -> list[_Part]:
+def parts_of(model: StoredModel, tower: str) -> list[_Part]:
     """Returns the modules of a tower, without a last Normalize."""
     config = model.config
     prefix = f"{tower}_" if config.sharing == "ade" else ""
@@ -271,7 +265,7 @@ def _parts_of(model: StoredModel, tower: str) -> list[_Part]:
     return parts
 
 
-def _write_modules(
+def write_modules(
     directory: Path, parts: list[_Part], model: StoredModel, tower: str, *, prefix: str = "", first: int = 0
 ) -> list[tuple[str, str]]:
     """Writes a tower's modules into `directory`; returns the kind and the path of each."""

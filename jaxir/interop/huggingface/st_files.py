@@ -27,6 +27,7 @@ _TASKS = {
     "sparse_encoder": "fill-mask",
     "multi_vector_encoder": "feature-extraction",
 }
+ROUTES = ("query", "document")  # sentence-transformers' names of the two sides
 _PYLATE_DENSE = "pylate.models.Dense.Dense"
 # Arguments of from_pretrained that a folder may set.
 _TOKENIZER_ARGUMENTS = ("tokenizer_args", "processor_kwargs")
@@ -128,9 +129,34 @@ def modules(directory: Path) -> list[tuple[str, Path]]:
 
 
 def routes(directory: Path) -> dict[str, list[tuple[str, Path]]]:
-    """Returns the modules of each route of a Router, by the route's name."""
+    """Returns the modules of the routes "query" and "document" of the Router in a directory.
+
+    Raises:
+      UserError: queries or documents have no route.
+    """
     path = directory / ST_ROUTER
-    content = read_json(path if path.is_file() else directory / "config.json", dict[str, Any])
+    path = path if path.is_file() else directory / "config.json"
+    content = read_json(path, dict[str, Any])
+    found = _all_routes(directory, content, path)
+    mapped = _object(content, "parameters", path).get("route_mappings") or {}
+    if not fits(mapped, dict[str, str]):
+        raise UserError(f"{path}: route_mappings must map texts to names of routes; copy it again")
+    chosen = {}
+    for side in ROUTES:
+        keys = ((side, "text"), (side, None), (None, "text"), (None, None))
+        named = [mapped[str(key)] for key in keys if str(key) in mapped]
+        named = named or [name for name in (side, "text") if name in found]
+        if not named or named[0] not in found:
+            raise UserError(
+                f"{path}: no route for {side} texts among {', '.join(map(repr, found))}; name the routes"
+                " 'query' and 'document'"
+            )
+        chosen[side] = found[named[0]]
+    return chosen
+
+
+def _all_routes(directory: Path, content: dict[str, Any], path: Path) -> dict[str, list[tuple[str, Path]]]:
+    """Returns the modules of each route of a Router, by the route's name."""
     types, structure = (require(content, name, path) for name in ("types", "structure"))
     if not fits(types, dict[str, str]) or not fits(structure, dict[str, list[str]]):
         raise UserError(
@@ -140,7 +166,8 @@ def routes(directory: Path) -> dict[str, list[tuple[str, Path]]]:
     for route, names in structure.items():
         for name in names:
             kind = _kind(require(types, name, path), path)
-            found.setdefault(route, []).append((kind, Path(inside(directory, name, said_by=path))))
+            folder = directory if name in ("", ".") else Path(inside(directory, name, said_by=path))
+            found.setdefault(route, []).append((kind, folder))
     return found
 
 

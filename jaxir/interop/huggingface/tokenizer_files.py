@@ -93,13 +93,15 @@ def load(directory: Path, model: Path | None = None) -> Tokenizer:
     model = model or directory
     about = read_optional_json(model / "config.json")
     named = config.get("tokenizer_class") or about.get("tokenizer_class")
-    codec = backbones.of_model_type(about.get("model_type"), where=model / "config.json")[1]
-    if not codec.heeds_tokenizer_class:
-        return tokenizer
-    by_type = named is None
+    by_type, of_type = named is None, ""
+    if (model_type := about.get("model_type")) is not None:  # stored weights have no model
+        codec = backbones.of_model_type(model_type, where=model / "config.json")[1]
+        if not codec.heeds_tokenizer_class:
+            return tokenizer
+        of_type = codec.tokenizer_class
     for replaced in _REPLACED:
         part = content.get(replaced.part) or {}
-        if str(named or codec.tokenizer_class).removesuffix("Fast") not in replaced.classes:
+        if str(named or of_type).removesuffix("Fast") not in replaced.classes:
             continue
         _check_ends(directory, content, config)
         if part.get("type") != replaced.type:

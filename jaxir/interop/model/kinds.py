@@ -10,19 +10,18 @@ from jaxir.core.errors import UserError
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.cross_encoder import CrossEncoderConfig
 from jaxir.models.dual_encoder import DualEncoderConfig
-from jaxir.models.hybrid_encoder import HybridEncoderConfig, LexicalEncoderConfig
+from jaxir.models.hybrid_encoder import HybridEncoderConfig
 from jaxir.models.masked_lm import MaskedLMConfig
 from jaxir.models.multi_vector import MultiVectorConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
-from jaxir.models.sparse_encoder import SparseEncoderConfig
+from jaxir.models.sparse_config import SparseConfig
 
 # MaskedLMConfig is not a storable kind: only objectives load it.
 ModelConfig = (
     DualEncoderConfig
     | CrossEncoderConfig
     | Seq2SeqConfig
-    | SparseEncoderConfig
-    | LexicalEncoderConfig
+    | SparseConfig
     | MultiVectorConfig
     | HybridEncoderConfig
     | MaskedLMConfig
@@ -35,7 +34,6 @@ class Kind:
 
     Attributes:
       config: the class of its configurations.
-      others: further classes of configurations, with a field that tells each from `config`.
       what: its description in messages.
       lengths: maps settings to {name of the setting: maximum number of tokens per input}; `lengths_of_sides`
         for encoders of queries and passages.
@@ -47,7 +45,6 @@ class Kind:
     config: type[Any]
     what: str
     lengths: Callable[[EncoderSettings], dict[str, int]]
-    others: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
     of_tokenizer: tuple[str, ...] = ()
     since: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -82,10 +79,19 @@ KINDS = {
         since={"adapters": None},
     ),
     "sparse_encoder": Kind(
-        config=SparseEncoderConfig,
+        config=SparseConfig,
         what="a sparse encoder, which makes token weights of texts (jaxir.SparseEncoder)",
         lengths=lengths_of_sides,
-        others={"unweighted": LexicalEncoderConfig},
+        of_tokenizer=("query_prompt_tokens", "passage_prompt_tokens"),
+        since={
+            "transform": True,
+            "norm_bias": True,
+            "tied": True,
+            "factors": False,
+            "frozen": False,
+            "normalized": False,
+            "score": "dot",
+        },
     ),
     "multi_vector_encoder": Kind(
         config=MultiVectorConfig,
@@ -123,8 +129,9 @@ def name_of(config: ModelConfig) -> str:
     Raises:
       UserError: no kind has such a configuration.
     """
-    for name, kind in KINDS.items():
-        if isinstance(config, (kind.config, *kind.others.values())):
+    # A form of sparse encoders is a special dual encoder, so later kinds come first.
+    for name, kind in reversed(KINDS.items()):
+        if isinstance(config, kind.config):
             return name
     raise UserError(
         f"{type(config).__name__} describes no kind of model that is known: register it with"

@@ -14,6 +14,8 @@ from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
+from jaxir.models.sparse_config import SparseConfig
+from jaxir.models.sparse_forms import FORMS
 from jaxir.storage.json_files import made
 
 _DEFAULT_KIND = "dual_encoder"  # the kind of model in a file that does not name a kind
@@ -40,13 +42,13 @@ def parse(content: Mapping[str, Any], path: Path) -> tuple[ModelConfig, EncoderS
             f"{path}: unknown kind of model {name!r:.40}; known kinds: {', '.join(kinds.KINDS)}{hint}"
         )
     kind = kinds.KINDS[name].config
-    others = kinds.KINDS[name].others
     try:
         fields = dict(require(content, "model", path))
-        kind = next((other for field, other in others.items() if field in fields), kind)
         backbone = dict(fields["backbone"])
         family = backbones.of_kind(str(backbone.pop("kind")), module=backbone.pop("module", None), where=path)
         fields["backbone"] = _made(family, backbone, path)
+        if kind is SparseConfig:
+            kind = FORMS[fields.pop("form", SparseConfig.form)]
         config = _made(kind, fields, path)
         settings = _made(EncoderSettings, require(content, "settings", path), path)
     except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:

@@ -29,6 +29,7 @@ from jaxir.models import any_length, layers, outlines
 from jaxir.models.adapters import is_base
 from jaxir.models.backbones import BackboneConfig, check_padding
 from jaxir.models.quantized import Scheme, is_quantized
+from jaxir.models.sparse_config import SparseConfig
 from jaxir.models.stacks import layers_of
 from jaxir.runtime.partitioning import Partitioner
 
@@ -72,6 +73,7 @@ class StoredModel:
       checkpoint: the checkpoint of a run, which a trainer may remove during reading; None for other models.
       base: the model that its adapters change, if its files only name that model.
       weights: how `build` quantises the encoders (see `quantized`); None: not at all.
+      queries: the model of queries, if a sparse encoder encodes them with another one.
     """
 
     config: ModelConfig
@@ -81,6 +83,7 @@ class StoredModel:
     checkpoint: Path | None = None
     base: Base | None = None
     weights: Scheme | None = None
+    queries: "StoredModel | None" = None
 
 
 class LoadedModel(NamedTuple):
@@ -93,6 +96,7 @@ class LoadedModel(NamedTuple):
       fingerprint: SHA-256 (hex) of parameters, architecture and tokenizer.
       step: the step of the run's checkpoint that was loaded; None for other models.
       base: the model that its adapters change, if they are trained and stored alone.
+      queries: the model of queries, if a sparse encoder encodes them with another one.
     """
 
     model: Any
@@ -101,6 +105,7 @@ class LoadedModel(NamedTuple):
     fingerprint: str
     step: int | None = None
     base: Base | None = None
+    queries: "LoadedModel | None" = None
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.model!r}, {self.settings}, {self.fingerprint[:12]})"
@@ -335,6 +340,8 @@ def describe_config(config: ModelConfig) -> dict[str, Any]:
     module = type(config.backbone).__module__
     if not module.startswith("jaxir."):
         kind["module"] = module  # a reader must import this module first
+    if isinstance(config, SparseConfig) and config.form != SparseConfig.form:
+        described["form"] = config.form
     return described | {"backbone": kind | described["backbone"]}
 
 
@@ -351,6 +358,8 @@ def fingerprint(stored: StoredModel) -> str:
         rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
         for start in range(0, value.shape[0], rows):
             digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)
+    if stored.queries is not None:
+        digest.update(f"queries {fingerprint(stored.queries)}".encode())
     return digest.hexdigest()
 
 
@@ -370,9 +379,9 @@ def initial_fingerprint(
 
 def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     architecture, kind = describe_config(config), kinds.of(config)
-    before = [name for name, value in kind.since.items() if architecture[name] == value]
+    before = [name for name, value in kind.since.items() if architecture.get(name, value) == value]
     for name in (*kind.of_tokenizer, *before):
-        del architecture[name]
+        architecture.pop(name, None)
     for field in list(architecture["backbone"]):
         unsaved = config.backbone.added
         before = field in unsaved and architecture["backbone"][field] == unsaved[field]

@@ -11,6 +11,7 @@ from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import Document, Query, read_corpus, read_queries
 from jaxir.data.formats.sparse_vectors import MAX_WEIGHT
 from jaxir.retrieval.encoding.batch_runner import WINDOW
+from jaxir.retrieval.encoding.sparse_similarity import check_searched, normalized
 from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
 from jaxir.retrieval.encoding.tower_functions import Tower
 from jaxir.retrieval.encoding.windowed_file import OutputsReport, write_windows
@@ -47,8 +48,10 @@ def encode_weights(
 
     Raises:
       BadInputError: a line of `input` is malformed.
-      UserError: a weight is negative or above 65,535, which an index cannot hold.
+      UserError: a weight is negative or above 65,535, which an index cannot hold, or the encoder compares
+        vectors by a distance.
     """
+    check_searched(encoder.similarity_fn_name, str(encoder.spec))
     input, output = local_path(input), local_path(output, "written to")
     read = read_queries if tower == "query" else read_corpus
     count = sum(1 for _ in read(input, on_bad_input))
@@ -68,7 +71,9 @@ def encode_weights(
         batch: Sequence[Document | Query], done: Callable[[int], None]
     ) -> Iterator[dict[str, dict[str, int]]]:
         texts = [record.contents if isinstance(record, Document) else record.text for record in batch]
-        weights = encoder.token_weights(encoder.encode(texts, tower=tower, show_progress=False))
+        found = encoder.encode(texts, tower=tower, show_progress=False)
+        found = normalized(found) if encoder.similarity_fn_name == "cosine" else found
+        weights = encoder.token_weights(found)
         done(len(texts))
         for record, found in zip(batch, weights, strict=True):
             yield {"vector": _rounded(found, scale, record.id)}

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy import sparse
 
+from jaxir.retrieval.encoding.sparse_similarity import check_searched
 from jaxir.retrieval.indexes.base_index import Index
 from jaxir.retrieval.indexes.exact import ExactIndex
 from jaxir.retrieval.indexes.maxsim_search import best_of_all, descending
@@ -18,9 +19,9 @@ def index_of(
     vectors: np.ndarray | sparse.csr_matrix | list[np.ndarray],
     ids: Sequence[str],
     *,
-    similarity: Literal["cosine", "dot", "maxsim", "meanmaxsim"],
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"],
 ) -> Index | TokensInMemory:
-    """Returns an exact index.
+    """Returns an exact index; raises a UserError for sparse vectors that are compared by a distance.
 
     It is an `ExactIndex` of vectors [N, D], a `SparseIndex` of a sparse matrix [N, V], or `TokensInMemory` of
     a list of N arrays [tokens, D].
@@ -28,7 +29,8 @@ def index_of(
     if isinstance(vectors, list):
         return TokensInMemory(vectors, ids, is_mean=similarity == "meanmaxsim")
     if sparse.issparse(vectors):
-        return SparseIndex.build(vectors, ids)
+        check_searched(similarity, "the sparse encoder")
+        return SparseIndex.build(vectors, ids, similarity=similarity)
     return ExactIndex.build([vectors], ids, similarity=similarity)
 
 

@@ -16,6 +16,7 @@ from jaxir.data.formats.lines import OnBadInput, Policy
 from jaxir.data.formats.sources import read_documents
 from jaxir.data.formats.sparse_vectors import read_sparse_vectors
 from jaxir.retrieval.encoding.batch_runner import WINDOW
+from jaxir.retrieval.encoding.sparse_similarity import check_searched
 from jaxir.retrieval.indexes.keyword_index import BLANK
 from jaxir.retrieval.indexes.sparse_index import SparseIndex, Storage
 
@@ -40,6 +41,7 @@ def build_of_texts(
       storage: see `SparseIndex.build`.
       on_bad_input: stop at the first malformed line, or skip and count malformed lines.
     """
+    check_searched(encoder.similarity_fn_name, str(encoder.spec))
     collector, ids, found = OnBadInput(on_bad_input), [], []
     documents = (d for d in read_documents(corpus, collector) if d.contents.strip(BLANK))
     with progress(what="encoding", unit="documents") as bar:
@@ -73,6 +75,8 @@ def build_of_vectors(
     Raises:
       UserError: a token is not in the vocabulary of `encoder`.
     """
+    if encoder is not None:
+        check_searched(encoder.similarity_fn_name, str(encoder.spec))
     collector, ids = OnBadInput(on_bad_input), []
     known: dict[str, int] = {}
     if encoder is not None:
@@ -102,5 +106,6 @@ def build_of_vectors(
 
 def _facts(encoder: SparseEncoder) -> Mapping[str, Any]:
     """Returns what index.json says about the model."""
-    facts = {"fingerprint": encoder.fingerprint, "model": encoder.spec, "tower": "passage"}
+    facts: dict[str, Any] = {"similarity": encoder.similarity_fn_name}
+    facts |= {"fingerprint": encoder.fingerprint, "model": encoder.spec, "tower": "passage"}
     return facts | {"max_length": encoder.text_settings("passage")[1]}

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from jaxir.core.errors import UserError
 from jaxir.core.progress import progress
+from jaxir.retrieval.encoding.sparse_similarity import normalized
 from jaxir.retrieval.indexes.base_index import Index, check_k
 from jaxir.retrieval.indexes.best_rows import best_rows
 from jaxir.retrieval.indexes.documents import Documents
@@ -69,7 +70,7 @@ class Postings:
 
 
 class SparseIndex(Index):
-    """N documents as weights of the tokens of a vocabulary; scores are inner products, exact over all.
+    """N documents as weights of the tokens of a vocabulary; scores are products or cosines, exact over all.
 
     Documents of equal score are in descending order of id, as in trec_eval, because the rows are sorted.
     Only documents that share a token with the query are found.
@@ -104,6 +105,7 @@ class SparseIndex(Index):
         *,
         tokens: Sequence[str] | None = None,
         storage: Storage = "float32",
+        similarity: Literal["dot", "cosine"] = "dot",
         **facts: Any,
     ) -> SparseIndex:
         """Makes an index in memory.
@@ -113,6 +115,7 @@ class SparseIndex(Index):
           ids: N distinct ids.
           tokens: the V tokens, if queries are dicts; None: queries are weights [Q, V].
           storage: "float32", or "int8": one byte a weight, rounded to multiples of the largest / 255.
+          similarity: "cosine" scales the weights of each document, and of each query, to length 1.
           **facts: fields of `IndexInfo` about the model.
 
         Raises:
@@ -126,10 +129,11 @@ class SparseIndex(Index):
         if not (np.isfinite(weights.data).all() and weights.data.min() >= 0):
             raise UserError("a weight is negative or not finite: give weights of 0 or more")
         order = sorted(range(len(ids)), key=ids.__getitem__, reverse=True)
+        weights = normalized(weights) if similarity == "cosine" else weights
         postings, unit = Postings.of(weights[order], storage)
         info = IndexInfo(
             engine=cls.engine,
-            similarity="dot" if tokens is None else "impact",
+            similarity=similarity if tokens is None else "impact",
             dimension=weights.shape[1],
             count=len(ids),
             settings={"storage": storage, "unit": unit, "postings": len(postings.rows)},
@@ -178,6 +182,7 @@ class SparseIndex(Index):
                 f" {self.info.dimension:,}: encode the queries with the model of the index"
             )
         queries = sparse.csr_matrix(queries, dtype=np.float32)
+        queries = normalized(queries) if self.info.similarity == "cosine" else queries
         for start, end in zip(queries.indptr, queries.indptr[1:], strict=False):
             yield queries.indices[start:end], queries.data[start:end]
 

@@ -1,0 +1,143 @@
+"""Searches token weights of one sparse encoder: jaxir's inverted index beside Lucene's impact index.
+
+Both get the same weights, Lucene's multiplied by 100 and rounded. Recall is how many of the first ten
+documents are those of the exact float32 products. CPU time is that of all threads: for Lucene, of this
+process and of the sidecar, after one search of all queries to warm Java up.
+
+  python benchmarks/sparse_search.py --model=RUN --corpus=corpus.jsonl --queries=queries.jsonl
+
+Weights are encoded once and kept in --work.
+"""
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from jaxir import SparseEncoder
+from jaxir.data.formats.lines import OnBadInput
+from jaxir.data.formats.sources import read_corpus, read_queries
+from jaxir.retrieval.indexes.base_index import load_index
+from jaxir.retrieval.indexes.lucene_index import build_impact_index
+from jaxir.retrieval.indexes.sparse_index import SparseIndex
+from jaxir.sidecar.environment import shared
+from jaxir.storage.temporary_outputs import temporary_directory
+
+SCALE, K, REPEATS = 100, 10, 3
+TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
+
+
+def encoded(arguments: argparse.Namespace) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+    """The weights of the documents and of the queries."""
+    work = Path(arguments.work)
+    work.mkdir(parents=True, exist_ok=True)
+    files = [work / f"{name}.npz" for name in ("passages", "queries")]
+    if not all(file.exists() for file in files):
+        encoder, stop = SparseEncoder.load(arguments.model), OnBadInput("stop")
+        documents = [d.contents for d in read_corpus(arguments.corpus, stop)][: arguments.documents]
+        queries = [q.text for q in read_queries(arguments.queries, stop)][: arguments.most_queries]
+        for file, texts, tower in zip(files, (documents, queries), ("passage", "query"), strict=True):
+            sparse.save_npz(file, encoder.encode(texts, tower=tower))
+    passages, queries = (sparse.load_npz(file) for file in files)
+    return largest(passages, arguments.passage_dims), largest(queries, arguments.query_dims)
+
+
+def largest(weights: sparse.csr_matrix, count: int | None) -> sparse.csr_matrix:
+    """The `count` largest weights of each row."""
+    if count is None:
+        return weights
+    kept = weights.copy()
+    for start, end in zip(kept.indptr, kept.indptr[1:], strict=False):
+        kept.data[start:end][np.argsort(-kept.data[start:end], kind="stable")[count:]] = 0.0
+    kept.eliminate_zeros()
+    return kept
+
+
+def whole(weights: sparse.csr_matrix) -> list[dict[str, int]]:
+    """The weights of each row, times SCALE and rounded, by tokens named after their column."""
+    rows = []
+    for row in weights:
+        values = np.rint(SCALE * row.data).astype(int)
+        rows.append({f"t{i}": int(v) for i, v in zip(row.indices, values, strict=True) if v})
+    return rows
+
+
+def cpu_seconds(pid: int | None) -> float:
+    """The CPU time of this process, and of another one with its threads."""
+    if pid is None:
+        return time.process_time()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def measure(
+    name: str,
+    search: Callable[[], tuple[np.ndarray, list[list[str]]]],
+    best: Sequence[Sequence[int]],
+    build: float,
+    directory: Path,
+    pid: int | None = None,
+) -> None:
+    _, ids = search()
+    started, clock = cpu_seconds(pid), time.perf_counter()
+    for _ in range(REPEATS):
+        search()
+    seconds, elapsed = cpu_seconds(pid) - started, time.perf_counter() - clock
+    right = [len({int(i) for i in a} & set(b)) / len(b) for a, b in zip(ids, best, strict=True) if len(b)]
+    count = REPEATS * len(best)
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) / 1e6
+    figures = f"{np.mean(right):.4f} | {count / seconds:,.0f} | {count / elapsed:,.0f}"
+    print(f"| {name} | {figures} | {build:.1f} | {size:.1f} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--corpus", required=True)
+    parser.add_argument("--queries", required=True)
+    parser.add_argument("--work", default="sparse_search", help="directory of the encoded weights")
+    parser.add_argument("--documents", type=int, default=1_000_000, help="only the first documents")
+    parser.add_argument("--most_queries", type=int, default=200)
+    parser.add_argument("--passage_dims", type=int, help="only the largest weights of a document")
+    parser.add_argument("--query_dims", type=int, help="only the largest weights of a query")
+    arguments = parser.parse_args()
+    passages, queries = encoded(arguments)
+    scores = (queries @ passages.T).toarray()
+    best = [np.argsort(-row, kind="stable")[:K][np.sort(-row)[:K] < 0].tolist() for row in scores]
+    counts = [x.nnz / x.shape[0] for x in (passages, queries)]
+    print(
+        f"{passages.shape[0]:,} documents of {counts[0]:.0f} weights, {len(best)} queries of {counts[1]:.0f}",
+        flush=True,
+    )
+    print("| index | recall@10 | queries a CPU second | queries a second | building, CPU s | MB |")
+    print("|---|---:|---:|---:|---:|---:|")
+    ids = [f"{i}" for i in range(passages.shape[0])]
+    with temporary_directory() as place:
+        for storage in ("float32", "int8"):
+            started = time.process_time()
+            SparseIndex.build(passages, ids, storage=storage).save(place / storage)
+            build, index = time.process_time() - started, load_index(place / storage)
+            measure(f"jaxir, {storage}", lambda: index.search(queries, K), best, build, place / storage)  # noqa: B023
+        sidecar, given = shared(), whole(queries)
+        sidecar.ping()
+        started = cpu_seconds(sidecar.pid)
+        impact = build_impact_index(dict(zip(ids, whole(passages), strict=True)), place / "impact")
+        build = cpu_seconds(sidecar.pid) - started
+        measure(
+            "Lucene's impact index",
+            lambda: impact.search(given, K),
+            best,
+            build,
+            place / "impact",
+            sidecar.pid,
+        )
+
+
+if __name__ == "__main__":
+    main()
