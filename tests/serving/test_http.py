@@ -205,7 +205,7 @@ def test_reference_page_is_self_contained_and_complete(served):
     assert set(openapi["paths"]) == {
         "/search", "/encode", "/document/{doc_id}", "/examples", "/metrics", "/healthz", "/v1/embeddings",
         "/embeddings", "/v1/models", "/v1/models/{model}", "/embed", "/similarity", "/info", "/health",
-        "/rerank", "/v1/rerank", "/v2/rerank",
+        "/rerank", "/v1/rerank", "/v2/rerank", "/embed_all", "/embed_sparse", "/pooling",
     }  # fmt: skip
     for path, methods in openapi["paths"].items():
         assert f"{next(iter(methods)).upper()} {path}" in text
