@@ -50,6 +50,10 @@ class SparseStaticConfig(SparseConfig):
     score: Score = "dot"
     frozen: bool = False
 
+    def __post_init__(self):
+        # Another type would only round the weights, which no product reads.
+        object.__setattr__(self, "backbone", dataclasses.replace(self.backbone, dtype="float32"))
+
     def stores_weights(self, tower: Tower) -> bool:
         return True
 

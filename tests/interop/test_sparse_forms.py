@@ -140,6 +140,11 @@ def test_lengths_of_both_sides_are_written(tmp_path):
         assert [encoder.text_settings(side)[1] for side in ("query", "passage")] == [6, 15]
 
 
+def test_stored_weights_are_not_rounded():
+    low = SparseEncoder.load(f"st:{FORMS / 'static'}", dtype="bfloat16")
+    assert (low.encode_passages(TEXTS) != load("static").encode_passages(TEXTS)).nnz == 0
+
+
 def test_an_encoder_with_two_models_uses_each_for_its_side(tmp_path):
     encoder = load("two_models")
     assert encoder.text_settings("query") == ("ask the cat: ", 24)
