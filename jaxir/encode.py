@@ -27,6 +27,7 @@ def encode(
     shard_size: Count = 16_384,
     dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
+    head: Literal["dense", "tokens"] | None = None,
     fde: Count | None = None,
     fde_repetitions: Count | None = None,
     fde_bits: Count | None = None,
@@ -56,6 +57,8 @@ def encode(
       shard_size: texts per output file; an interruption loses the work on at most one file.
       dtype: type of the products; vectors are float32. auto: bfloat16 on a CPU that multiplies it natively.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
+      head: the head of a hybrid encoder that encodes: dense (one vector for a text, the default) or tokens (a
+        vector for each token).
       fde: one vector of this many components for each text of a multi-vector encoder (MUVERA), such as 2560.
         Products approximate MaxSim, and every engine of jaxir.index takes these vectors.
       fde_repetitions: with --fde, the number of independent partitions of the tokens (default: 20).
@@ -88,7 +91,10 @@ def encode(
         changes |= {"batch_tokens": batch_tokens, "dtype": dtype}
         of_vectors = {"weights": weights, "prompt_name": prompt_name}
         of_fde = {"repetitions": fde_repetitions, "bits": fde_bits, "projection": fde_projection}
-        if kind_of(model) == "multi_vector_encoder":
+        kind = kind_of(model)
+        if kind != "hybrid_encoder":
+            check_idle(encode, "a hybrid encoder", head=head)
+        if kind == "multi_vector_encoder" or head == "tokens":
             check_idle(encode, "a dual encoder", **of_vectors, expansions=expansions, ray=ray)
             encoder = _multi_vector(model, changes, fde, of_fde)
         else:

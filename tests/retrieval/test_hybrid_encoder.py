@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from jaxir import DualEncoder, HybridEncoder, MultiVectorEncoder, SparseEncoder, read_run, write_run
+from jaxir import (
+    DualEncoder,
+    HybridEncoder,
+    MultiVectorEncoder,
+    SparseEncoder,
+    load_index,
+    read_run,
+    write_run,
+)
 from jaxir.core.errors import UserError
+from jaxir.encode import encode
+from jaxir.index import index
 from jaxir.interop.formats import convert
 from jaxir.rerank import rerank
 
@@ -112,6 +122,21 @@ def test_a_run_is_reranked_by_the_sum_of_the_heads(tmp_path):
     sums = encoder.similarity(encoder.encode_queries(SIDES["query"][:1]), texts)["sum"][0]
     found = read_run(tmp_path / "b.trec")["q0"]
     np.testing.assert_allclose([found[f"c{i}"] for i in (0, 3, 2)], sums, rtol=1e-4)
+
+
+def test_commands_index_what_a_head_makes(tmp_path, expected):
+    lines = (json.dumps({"_id": str(i), "text": text}) for i, text in enumerate(SIDES["passage"]))
+    (tmp_path / "corpus.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for head, backend, kind in (("dense", "exact", "vectors"), ("tokens", "maxsim", "token_vectors")):
+        encode(f"hf:{FOLDER}", f"{tmp_path}/corpus.jsonl", f"{tmp_path}/{head}", max_length=16, head=head)
+        index(backend=backend, embeddings=f"{tmp_path}/{head}", output=f"{tmp_path}/{head}_index")
+        assert load_index(tmp_path / f"{head}_index").query_kind == kind
+    of_tokens = np.load(tmp_path / "tokens/embeddings-00000.npy")
+    order = [int(i) for i in json.loads((tmp_path / "tokens/ids-00000.json").read_text())]
+    starts = np.split(expected["passage_tokens"], np.cumsum(expected["passage_lengths"])[:-1])
+    np.testing.assert_allclose(of_tokens, np.concatenate([starts[i] for i in order]), atol=1e-3)
+    with pytest.raises(UserError, match="--head only applies to a hybrid encoder"):
+        encode(f"hf:{FOLDER.parent / 'bert'}", f"{tmp_path}/corpus.jsonl", f"{tmp_path}/no", head="tokens")
 
 
 def test_folders_without_both_heads_are_refused(tmp_path):
