@@ -70,7 +70,10 @@ class LazyArray:
         return LazyArray(self.shape, read)
 
     def split(self, ends: Sequence[int]) -> list["LazyArray"]:
-        """Returns the parts of the last dimension that `ends` separate, as `numpy.split` does."""
+        """Returns the parts of the last dimension that `ends` separate, as `numpy.split` does.
+
+        Shapes are of Python's int, because a fingerprint hashes their text.
+        """
 
         def between(start: int, stop: int) -> LazyArray:
             def read(index: Index) -> np.ndarray:
@@ -79,7 +82,7 @@ class LazyArray:
 
             return LazyArray((*self.shape[:-1], stop - start), read)
 
-        return [between(*ends) for ends in itertools.pairwise([0, *ends, self.shape[-1]])]
+        return [between(*ends) for ends in itertools.pairwise([0, *map(int, ends), self.shape[-1]])]
 
     def layer(self, i: int) -> "LazyArray":
         """Returns element `i` of the first dimension as a lazy array."""
