@@ -120,7 +120,7 @@ def of_fde(given: dict) -> None:
         return [some[n] for n in np.argsort(-scores)[:10]]
 
     for dimension in FDE:
-        how = FixedDimension(dimension=dimension)
+        how = FixedDimension.of(dimension, tokens.shape[1])
         started = time.process_time()
         vectors = fixed_dimensions(tokens.astype(np.float32), lengths, "passage", how)
         encoding = time.process_time() - started

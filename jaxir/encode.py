@@ -61,8 +61,9 @@ def encode(
         vector for each token).
       fde: one vector of this many components for each text of a multi-vector encoder (MUVERA), such as 2560.
         Products approximate MaxSim, and every engine of jaxir.index takes these vectors.
-      fde_repetitions: with --fde, the number of independent partitions of the tokens (default: 20).
-      fde_bits: with --fde, hyperplanes of a partition, which has 2^bits clusters (default: 5).
+      fde_repetitions: with --fde, the number of independent partitions of the tokens (default: as few as give
+        --fde components). More are mapped to --fde components at random.
+      fde_bits: with --fde, hyperplanes of a partition, which has 2^bits clusters (default: 3).
       fde_projection: with --fde, components of a token after a random projection (default: 16).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
@@ -122,7 +123,9 @@ def _multi_vector(
     if given and fde is None:
         raise UserError(f"--fde_{next(iter(given))} only applies with --fde: leave it out, or give --fde")
     encoder = MultiVectorEncoder.load(model, **changes)
-    return encoder if fde is None else FixedDimensionEncoder(encoder, FixedDimension(dimension=fde, **given))
+    if fde is None:
+        return encoder
+    return FixedDimensionEncoder(encoder, FixedDimension.of(fde, encoder.dimension, **given))
 
 
 def _truncated(output: str, tower: Literal["passage", "query"]) -> str:

@@ -80,6 +80,28 @@ def test_no_array_holds_all_similarities_and_no_product_is_repeated():
     assert flops[1] == flops[0]
 
 
+@pytest.mark.slow
+def test_large_batches_take_little_of_the_dense_memory_and_no_more_products():
+    """4,096 pairs of 32 + 180 tokens of 128 dimensions: docs/results/large_batches.md#maxsim."""
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for length in (32, 180)
+        for shape, dtype in (((4096, length, 128), jnp.float32), ((4096, length), bool))
+    ]
+
+    def account(function):
+        def loss(*arrays):
+            scores = function(*arrays)
+            return (jax.nn.logsumexp(scores, axis=1) - scores.diagonal()).mean()
+
+        step = jax.value_and_grad(loss, argnums=(0, 2))
+        memory = jax.jit(step).lower(*shapes).compile().memory_analysis()
+        return memory.temp_size_in_bytes, work.traced(step, *shapes).flops
+
+    (of_dense, dense_flops), (of_blocks, flops) = account(dense), account(losses.maxsim)
+    assert of_blocks <= of_dense / 20 and flops <= 1.3 * dense_flops
+
+
 def test_nothing_to_compare_gives_empty_scores():
     queries, query_mask, vectors, passage_mask = map(jnp.asarray, batch(0))
     assert losses.maxsim(queries[:0], query_mask[:0], vectors, passage_mask).shape == (0, PASSAGES[0])

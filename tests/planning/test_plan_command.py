@@ -24,7 +24,7 @@ from jaxir.planning import architecture, devices
 from jaxir.planning import run_plan as planning
 from jaxir.runtime.compile_cache import aside
 from tests.interop import t5x_writer
-from tests.models.test_encoders import DEBERTA
+from tests.models.test_encoders import DEBERTA, MODERNBERT
 from tests.planning.conftest import QUICK, SMALL, users_environment
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -249,6 +249,19 @@ def test_deberta_on_a_tpu_slice(tpu_compiler, in_process, small_macros, model):
     assert "SDE of DeBERTa 2 x 32" in done.stdout and "compiled by the TPU's compiler" in done.stdout
     assert "all-gather          fsdp" in done.stdout and "fits, by quick settings: " in done.stdout
     assert_products_run(done.stdout, times=4 / 3)
+
+
+@pytest.mark.slow
+def test_late_interaction_on_a_tpu_slice(tpu_compiler, in_process, model):
+    """Plans count MaxSim's products, and its passages go round the ring of chips."""
+    write_json(model / "config.json", hf_config.describe(MODERNBERT, 0))
+    flags = ["--gin_file=gin/late_interaction.gin", f"--model=hf:{model}", "--topology=v5e:2x2"]
+    flags += ["--steps=1000", "--batch_size=64", "--query_length=16", "--passage_length=32", "--dropout=0.0"]
+    done = in_process("-m", "jaxir.plan", *flags, "--projection=64", **QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "64 dimensions a token, maxsim, queries expanded to 16 tokens" in done.stdout
+    assert "compiled by the TPU's compiler" in done.stdout and "collective-permute  data" in done.stdout
+    assert_products_run(done.stdout, times=1)
 
 
 @pytest.mark.slow

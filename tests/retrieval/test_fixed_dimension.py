@@ -116,7 +116,7 @@ def test_projections_keep_products_in_expectation_and_their_noise_falls():
 
 
 def test_candidates_have_the_passages_that_maxsim_ranks_first():
-    found, maxsim = products_and_maxsim(1000, dimension=2560)
+    found, maxsim = products_and_maxsim(1000, dimension=2560, repetitions=20)
     best = np.argsort(-maxsim, axis=1)[:, :10]
     candidates = np.argsort(-found, axis=1)[:, :200]
     assert np.mean([np.isin(b, c).mean() for b, c in zip(best, candidates, strict=True)]) > 0.95
@@ -125,6 +125,8 @@ def test_candidates_have_the_passages_that_maxsim_ranks_first():
 def test_more_dimensions_than_there_are_components_are_refused():
     with pytest.raises(ValueError, match="give at most 320, or more repetitions or bits"):
         fixed_dimensions(*texts_of([3]), "query", FixedDimension(dimension=321, repetitions=10, bits=2))
+    assert FixedDimension.of(2560, 128) == FixedDimension(dimension=2560, repetitions=20)
+    assert FixedDimension.of(100, 8, bits=2).repetitions == 4  # 4 clusters of 8 components each
 
 
 @pytest.fixture(scope="module")
@@ -195,5 +197,5 @@ def test_flags_without_effect_are_refused(folder, tmp_path):
         encode(f"hf:{GOLDEN / 'bert'}", *given, fde=64)
     with pytest.raises(UserError, match="--fde_bits only applies with --fde"):
         encode(MODEL, *given, fde_bits=3)
-    with pytest.raises(UserError, match=r"--fde: 9000 dimensions are more than the 5120 of 20 repetitions"):
-        encode(MODEL, *given, fde=9000)
+    with pytest.raises(UserError, match=r"--fde: 900 dimensions are more than the 640 of 10 repetitions"):
+        encode(MODEL, *given, fde=900, fde_repetitions=10)

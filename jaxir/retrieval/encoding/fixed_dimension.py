@@ -25,10 +25,7 @@ _BLOCK_TOKENS = 4096  # tokens that are encoded at once, for at most some 100 MB
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FixedDimension:
-    """The settings of `fixed_dimensions`. Vectors of different settings must not be compared.
-
-    The defaults before the final projection are the largest of the paper's settings (section 3.1), with
-    20 x 2^5 x 16 = 10,240 components.
+    """The settings of `fixed_dimensions`, which `of` completes. Vectors of others must not be compared.
 
     Attributes:
       dimension: F, the number of components of a text's vector.
@@ -40,10 +37,18 @@ class FixedDimension:
     """
 
     dimension: Count
-    repetitions: Count = 20
-    bits: Count = 5
+    repetitions: Count
+    bits: Count = 3  # docs/results/indexes.md has the recall of other values
     projection: Count = 16
     seed: Natural = 0
+
+    @classmethod
+    def of(
+        cls, dimension: int, token_dimension: int, *, repetitions: int | None = None, **given: int
+    ) -> FixedDimension:
+        """Returns settings; without `repetitions` with as few as give `dimension` components."""
+        once = cls(dimension=dimension, repetitions=1, **given).inner(token_dimension)
+        return cls(dimension=dimension, repetitions=repetitions or -(-dimension // once), **given)
 
     def inner(self, token_dimension: int) -> int:
         """Returns R 2^bits min(p, D), the number of components before the final projection."""
