@@ -131,7 +131,7 @@ def _trace(jaxpr: jax_core.Jaxpr) -> Work:
             continue
         inner = [_trace(sub) for sub in _subprograms(parameters)]
         for done in [max(inner)] if name == "cond" else inner:
-            total = total.plus(done, parameters["length"] if name == "scan" else 1)
+            total = total.plus(done, parameters["length"] if name == "scan" else _shards(equation))
     return total
 
 
@@ -179,7 +179,8 @@ def _inside(equation: jax_core.JaxprEqn, ins: list[bool]) -> tuple[float, list[b
         flops, outs = zip(*(_differentiated(body, ins[1:]) for body in bodies), strict=True)
         return max(flops), [any(branch) for branch in zip(*outs, strict=True)]
     if len(bodies) == 1 and len(bodies[0].invars) == len(ins):
-        return _differentiated(bodies[0], ins)
+        flops, outs = _differentiated(bodies[0], ins)
+        return flops * _shards(equation), outs
     flops = sum(_differentiated(body, [any(ins)] * len(body.invars))[0] for body in bodies)
     return flops, [any(ins)] * len(equation.outvars)
 
@@ -196,6 +197,15 @@ def _carried(scan: jax_core.JaxprEqn, body: jax_core.Jaxpr) -> slice:
 
     end = len(body.invars) - outside(scan.invars, body.invars)
     return slice(end - (len(body.outvars) - outside(scan.outvars, body.outvars)), end)
+
+
+def _shards(equation: jax_core.JaxprEqn) -> int:
+    """Returns in how many parts a `shard_map` splits its arrays, each the work of one device; else 1."""
+    if equation.primitive.name != "shard_map":
+        return 1
+    entries = [entry for spec in equation.params["in_specs"] for entry in spec if entry is not None]
+    axes = {axis for entry in entries for axis in (entry if isinstance(entry, tuple) else (entry,))}
+    return math.prod(equation.params["mesh"].shape[axis] for axis in axes)
 
 
 def _product(equation: jax_core.JaxprEqn) -> float:

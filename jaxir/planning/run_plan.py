@@ -20,6 +20,7 @@ from jaxir.costs.targets import Target
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.layers import Remat
+from jaxir.models.multi_vector import MultiVectorConfig
 from jaxir.models.seq2seq import Seq2SeqConfig
 from jaxir.planning import advice, architecture, arithmetic, devices
 from jaxir.planning.plan_report import Memory, Plan, gib, render
@@ -301,6 +302,8 @@ def _describe(planned: Planned, step: Step) -> str:
         what = f"{config.sharing.upper().replace('_', '-')} of {what}"
     elif isinstance(config, Seq2SeqConfig):
         what = f"{what}, a decoder of {config.num_decoder_layers} layers"
+    elif isinstance(config, MultiVectorConfig):
+        what = f"{what}, {config.dimension} dimensions a token"
     return f"{what}, {step.num_parameters / 1e6:,.0f} M parameters; {', '.join(how)}"
 
 

@@ -80,7 +80,6 @@ def test_no_array_holds_all_similarities_and_no_product_is_repeated():
     assert flops[1] == flops[0]
 
 
-@pytest.mark.slow
 def test_large_batches_take_little_of_the_dense_memory_and_no_more_products():
     """4,096 pairs of 32 + 180 tokens of 128 dimensions: docs/results/large_batches.md#maxsim."""
     shapes = [

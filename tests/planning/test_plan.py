@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxir import losses
 from jaxir.core.errors import UserError
 from jaxir.costs import collectives, hlo, targets, work
 from jaxir.costs.collectives import Collective
@@ -121,6 +122,19 @@ def test_counted_work_of_frozen_layers_is_their_forward_pass():
     shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((2, 8, 8), (3, 8, 8), (4, 8))]
     product = 2 * 4 * 8 * 8
     assert work.differentiated(loss, *shapes) == product * (3 + 1 + 2 * (3 + 2) + 3 / 2)
+
+
+@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 2, "tensor": 2}])
+def test_products_of_maxsim_over_a_ring_count_those_of_all_devices(mesh):
+    vectors, mask = jax.ShapeDtypeStruct((64, 8, 16), "float32"), jax.ShapeDtypeStruct((64, 8), bool)
+
+    def loss(trained, mask):
+        return losses.maxsim(trained[0], mask, trained[1], mask).sum()
+
+    with MeshConfig(**mesh).build(jax.devices()[:4])():
+        flops = work.differentiated(loss, (vectors, vectors), mask)
+        step = work.traced(jax.value_and_grad(loss), (vectors, vectors), mask).flops
+    assert flops == step == 3 * 2 * (64 * 8) ** 2 * 16
 
 
 @pytest.mark.slow

@@ -254,12 +254,13 @@ def test_deberta_on_a_tpu_slice(tpu_compiler, in_process, small_macros, model):
 @pytest.mark.slow
 def test_late_interaction_on_a_tpu_slice(tpu_compiler, in_process, model):
     """Plans count MaxSim's products, and its passages go round the ring of chips."""
-    write_json(model / "config.json", hf_config.describe(MODERNBERT, 0))
+    backbone = dataclasses.replace(MODERNBERT, local_attention=64, max_positions=64)
+    write_json(model / "config.json", hf_config.describe(backbone, 0))
     flags = ["--gin_file=gin/late_interaction.gin", f"--model=hf:{model}", "--topology=v5e:2x2"]
     flags += ["--steps=1000", "--batch_size=64", "--query_length=16", "--passage_length=32", "--dropout=0.0"]
     done = in_process("-m", "jaxir.plan", *flags, "--projection=64", **QUICK)
     assert done.returncode == 0, done.stderr
-    assert "64 dimensions a token, maxsim, queries expanded to 16 tokens" in done.stdout
+    assert "ModernBERT 3 x 32, 64 dimensions a token" in done.stdout
     assert "compiled by the TPU's compiler" in done.stdout and "collective-permute  data" in done.stdout
     assert_products_run(done.stdout, times=1)
 
