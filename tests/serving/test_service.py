@@ -152,14 +152,16 @@ def test_concurrent_queries_share_batches(service):
 
 def test_encode_uses_towers_and_reports_cuts(world, service):
     async def both(running):
-        opened, _, queries, cuts = await running.encode(QUERIES, "query", None)
+        opened, _, queries = await running.encode(QUERIES, "query", None)
         with pytest.raises(KeyError, match="no index 'other' here has a model"):
             await running.encode(QUERIES, "query", "other")
         with pytest.raises(KeyError, match="no index '' here has a model"):
             await running.encode(QUERIES, "query", "")
-        return opened, queries, cuts, *(await running.encode(QUERIES, "passage", "dense"))[2:]
+        return opened, queries, (await running.encode(QUERIES, "passage", "dense"))[2]
 
-    opened, queries, cuts, passages, passage_cuts = result_of(service, both)
+    opened, *answers = result_of(service, both)
+    cuts, passage_cuts = ([answer.cut_at for answer in some] for some in answers)
+    queries, passages = (np.stack([answer.vector for answer in some]) for some in answers)
     assert opened.name == "dense"
     # Queries have 16 tokens, two of them special; passages have more.
     assert cuts == [None, None, None, len("w7 w8 w9 " * 4 + "w7 w8")] and passage_cuts == [None] * 4

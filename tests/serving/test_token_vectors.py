@@ -92,11 +92,12 @@ def test_sparse_encoders_return_weights(sparse_model):
         Service.open([], model=sparse_model, weights="int8")
 
 
+@pytest.mark.slow
 def test_models_of_indexes_encode_too(tmp_path):
     records = [{"_id": f"p{i}", "text": text} for i, text in enumerate(TEXTS)]
     corpus = str(write_jsonl(tmp_path / "corpus.jsonl", records))
     encode(MULTI, corpus, str(tmp_path / "tokens"))
-    encode(MULTI, corpus, str(tmp_path / "vectors"), fde=64)
+    encode(MULTI, corpus, str(tmp_path / "vectors"), fde=64, fde_bits=2)
     index(str(tmp_path / "maxsim"), embeddings=str(tmp_path / "tokens"))
     index(str(tmp_path / "fde"), backend="exact", embeddings=str(tmp_path / "vectors"))
     service = Service.open([f"{tmp_path}/maxsim", f"{tmp_path}/fde"], limits=Limits(k=4))
