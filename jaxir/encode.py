@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxir import cli
-from jaxir.core.choices import check_idle
+from jaxir.core.choices import check_idle, with_flags_of
 from jaxir.core.errors import UserError
 from jaxir.core.values import Count
+from jaxir.retrieval.encoding.fde_settings import FdeSettings
 from jaxir.storage.outputs import writes
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 
 @writes(output="embeddings directory")
+@with_flags_of(FdeSettings)
 def encode(
     model: str,
     input: str,
@@ -28,15 +30,12 @@ def encode(
     dtype: Literal["auto", "float32", "bfloat16"] = "float32",
     weights: Literal["int8", "nf4"] | None = None,
     head: Literal["dense", "tokens"] | None = None,
-    fde: Count | None = None,
-    fde_repetitions: Count | None = None,
-    fde_bits: Count | None = None,
-    fde_projection: Count | None = None,
     expansions: str | None = None,
     expansion: Literal["typical", "corpus", "document"] | None = None,
     views: Count | None = None,
     on_bad_input: Literal["stop", "skip"] = "stop",
     ray: str | None = None,
+    **given: Any,
 ) -> None:
     """Encodes a corpus, or queries, into a directory of vectors: of texts, or of all their tokens.
 
@@ -59,12 +58,6 @@ def encode(
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
       head: the head of a hybrid encoder that encodes: dense (one vector for a text, the default) or tokens (a
         vector for each token).
-      fde: one vector of this many components for each text of a multi-vector encoder (MUVERA), such as 2560.
-        Products approximate MaxSim, and every engine of jaxir.index takes these vectors.
-      fde_repetitions: with --fde, the number of independent partitions of the tokens (default: as few as give
-        --fde components). More are mapped to --fde components at random.
-      fde_bits: with --fde, hyperplanes of a partition, which has 2^bits clusters (default: 3).
-      fde_projection: with --fde, components of a token after a random projection (default: 16).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
       expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
@@ -91,17 +84,13 @@ def encode(
         changes = {} if max_length is None else {f"{tower}_max_length": max_length}
         changes |= {"batch_tokens": batch_tokens, "dtype": dtype}
         of_vectors = {"weights": weights, "prompt_name": prompt_name}
-        of_fde = {"repetitions": fde_repetitions, "bits": fde_bits, "projection": fde_projection}
-        kind = kind_of(model)
-        if kind != "hybrid_encoder":
+        if (kind := kind_of(model)) != "hybrid_encoder":
             check_idle(encode, "a hybrid encoder", head=head)
         if kind == "multi_vector_encoder" or head == "tokens":
             check_idle(encode, "a dual encoder", **of_vectors, expansions=expansions, ray=ray)
-            encoder = _multi_vector(model, changes, fde, of_fde)
+            encoder = _multi_vector(model, changes, FdeSettings(**given))
         else:
-            check_idle(
-                encode, "a multi-vector encoder", fde=fde, **{f"fde_{n}": x for n, x in of_fde.items()}
-            )
+            check_idle(encode, "a multi-vector encoder", **given)
             encoder = DualEncoder.load(model, **of_vectors, **changes)
         if dtype == "auto":
             distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
@@ -113,19 +102,19 @@ def encode(
 
 
 def _multi_vector(
-    model: str, changes: dict[str, Any], fde: int | None, of_fde: dict[str, int | None]
+    model: str, changes: dict[str, Any], settings: FdeSettings
 ) -> MultiVectorEncoder | FixedDimensionEncoder:
     from jaxir.retrieval.encoding.fixed_dimension import FixedDimension
     from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
     from jaxir.retrieval.encoding.multi_vector_encoder import MultiVectorEncoder
 
-    given = {name: value for name, value in of_fde.items() if value is not None}
-    if given and fde is None:
-        raise UserError(f"--fde_{next(iter(given))} only applies with --fde: leave it out, or give --fde")
+    more = settings.given()
+    if more and settings.fde is None:
+        raise UserError(f"--fde_{next(iter(more))} only applies with --fde: leave it out, or give --fde")
     encoder = MultiVectorEncoder.load(model, **changes)
-    if fde is None:
+    if settings.fde is None:
         return encoder
-    return FixedDimensionEncoder(encoder, FixedDimension.of(fde, encoder.dimension, **given))
+    return FixedDimensionEncoder(encoder, FixedDimension.of(settings.fde, encoder.dimension, **more))
 
 
 def _truncated(output: str, tower: Literal["passage", "query"]) -> str:

@@ -61,6 +61,19 @@ def test_search_ranks_by_the_encoder_s_own_similarity(encoded, tmp_path):
             assert abs(of_query[int(passage[1:])] - score) < 0.01
 
 
+def test_tokens_and_queries_may_be_encoded_in_bfloat16(encoded, tmp_path):
+    place, _, queries = encoded
+    encode(MODEL, str(place / "corpus.jsonl"), str(tmp_path / "vectors"), dtype="bfloat16")
+    assert json.loads((tmp_path / "vectors/embeddings.json").read_text())["dtype"] == "bfloat16"
+    index(str(tmp_path / "index"), embeddings=str(tmp_path / "vectors"))
+    exact, halved = (Searcher.open(tmp_path / "index", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    scores = [searcher.search(queries, 5)[0] for searcher in (exact, halved)]
+    assert (scores[0] != scores[1]).any()
+    np.testing.assert_allclose(*scores, rtol=0.02)
+    with pytest.raises(UserError, match="a multi-vector encoder is not quantised: leave out --weights"):
+        Searcher.open(tmp_path / "index", weights="int8")
+
+
 def test_interrupted_encoding_of_tokens_continues(encoded, tmp_path):
     place, _, _ = encoded
     again = shutil.copytree(place / "vectors", tmp_path / "vectors")

@@ -106,6 +106,18 @@ def test_saved_model_is_the_same(name, tmp_path):
             np.testing.assert_array_equal(x, y)
 
 
+def test_bfloat16_vectors_are_float32_near_the_others_and_not_saved(tmp_path):
+    spec = f"st:{folder_of('fixed', tmp_path)}"
+    encoder, exact = MultiVectorEncoder.load(spec, dtype="bfloat16"), MultiVectorEncoder.load(spec)
+    assert encoder.fingerprint == exact.fingerprint
+    for tower, texts in (("query", TEXTS["queries"]), ("passage", TEXTS["passages"])):
+        for x, y in zip(encoder.encode(texts, tower=tower), exact.encode(texts, tower=tower), strict=True):
+            assert x.dtype == np.float32 and x.shape == y.shape and (len(x) == 0 or (x != y).any())
+            np.testing.assert_allclose(x, y, atol=0.1)
+    with pytest.raises(UserError, match="load the model in float32 to save it"):
+        encoder.save(tmp_path / "saved")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_written_folder_is_the_same_model(name, tmp_path):
     folder, written = folder_of(name, tmp_path), tmp_path / "written"
