@@ -50,8 +50,7 @@ def encode(
       output: directory of the vectors: embeddings-00000.npy, ids-00000.json, ..., embeddings.json.
       tower: the tower that encodes the texts.
       max_length: maximum number of tokens per text; longer texts are truncated (default: the model's).
-      prompt_name: the prompt of a sentence-transformers folder that goes before each text (default: the
-        tower's).
+      prompt_name: the prompt of a sentence-transformers folder before each text (default: the tower's).
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
       shard_size: texts per output file; an interruption loses the work on at most one file.
       dtype: type of the products; vectors are float32. auto: bfloat16 on a CPU that multiplies it natively.
