@@ -33,8 +33,9 @@ class Keep(NamedTuple):
     """Which columns the denominator of each row includes.
 
     Entry i, j of `passages` and `queries` is for query i and passage j: `passages` are columns of query i,
-    `queries` are columns of passage j. Both are true for the own pair and each kept row. `query_tower` and
-    `passage_tower` are for rows of one tower, and false for the row itself. `negatives` are hard negatives.
+    `queries` are columns of passage j. Both are true for a row's own pair and for kept columns. `query_tower`
+    and `passage_tower` are for rows of one tower, and false for the row itself. `negatives` are hard
+    negatives.
     """
 
     passages: Bool[Array, "B B"]

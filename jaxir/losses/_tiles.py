@@ -21,8 +21,8 @@ from jaxir.losses._ring import Ring
 class Sum(NamedTuple):
     """A sum of exponentials, exp(top) * total; -inf and 0 for an empty sum.
 
-    They are stored separately, because float32 rounds a log-sum-exp near 100 to 4e-6. The gradient of a
-    nearly learnt pair is the difference of its softmax from 1, so it would have the same error.
+    `top` and `total` are stored separately, because float32 rounds a log-sum-exp near 100 to 4e-6. The
+    gradient of a nearly learnt pair is the difference of its softmax from 1, so it would have the same error.
     """
 
     top: jax.Array

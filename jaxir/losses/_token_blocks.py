@@ -64,8 +64,9 @@ def on_devices(ring: Ring, function: Callable[..., Any]) -> Callable[..., Any]:
 def backward(num_blocks, ring, saved, gradient):
     """Returns the gradients of (queries, query_mask, passages, passage_mask), given that of scores [Q, P].
 
-    `saved` ends with the chosen tokens [N, Q, Lq, b] of N blocks of b passages: a number in a passage, or its
-    length for no token. On a mesh [devices, steps, N, Q, Lq, b].
+    `saved` ends with the chosen tokens [N, Q, Lq, b] of N blocks of b passages. Each is a token's number in
+    its passage, or the passage's length if no token was chosen. On a mesh the shape is [devices, steps, N, Q,
+    Lq, b].
     """
     slopes = functools.partial(_slopes_of_blocks, num_blocks)
     if ring is None:
@@ -113,12 +114,12 @@ def similarities(queries: jax.Array, passages: jax.Array, mask: jax.Array) -> ja
 
 
 def largest(found: jax.Array, *, spare: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Returns the maxima [Q, Lq, b] of similarities [Q, Lq, b, Lp] over passage tokens, and their tokens.
+    """Returns the maxima [Q, Lq, b] of similarities [Q, Lq, b, Lp] over passage tokens, and these tokens' numbers.
 
-    The type of the tokens holds `spare` numbers from Lp on, too.
+    The type of the numbers also holds `spare` further numbers, from Lp on.
     """
     top, length = found.max(3), found.shape[3]
-    # Two reductions that vectorise; on a CPU `argmax` takes several times as long.
+    # Use two reductions, which vectorise; on a CPU `argmax` takes several times as long.
     at = jnp.where(found == top[..., None], _places(length, jnp.int32), length).min(3)
     return top, at.astype(_choice_type(length + spare))
 
@@ -135,7 +136,7 @@ def split(num_blocks: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def join(scores: jax.Array, total: int) -> jax.Array:
-    """Returns [Q, P] of the blocks' scores [N, Q, b]."""
+    """Joins the blocks' scores [N, Q, b] to [Q, P], P being `total`."""
     return scores.swapaxes(0, 1).reshape(scores.shape[1], -1)[:, :total]
 
 

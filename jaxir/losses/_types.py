@@ -63,7 +63,8 @@ class HybridVectors(NamedTuple):
     Attributes:
       dense: [B, D], one vector of each text; of hard negatives [B, N, D].
       ids: [B, L] or [B, N, L], the tokens of the texts.
-      weights: [B, L] or [B, N, L], the weights of these tokens; a token that occurs again has 0 there.
+      weights: [B, L] or [B, N, L], the weights of these tokens; if a token occurs several times, all but one
+        have 0.
       tokens: the vectors of the tokens.
     """
 

@@ -30,8 +30,8 @@ def margin_mse(
         ((s(q_i, p_i) - s(q_i, n_ih)) - (t(q_i, p_i) - t(q_i, n_ih)))^2,  s(a, b) = a . b / temperature
 
     for embeddings [B, D] and [B, N, D], with the teacher's scores t, [B] and [B, N]. With `TokenVectors` s is
-    MaxSim / temperature. The paper scores by
-    inner products of vectors of any length. Vectors of length 1 reach margins of at most 2 / temperature.
+    MaxSim / temperature. The paper scores by inner products of vectors of any length. Vectors of length 1
+    reach margins of at most 2 / temperature.
 
     Args:
       temperature: divides the model's scores.

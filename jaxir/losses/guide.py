@@ -9,7 +9,7 @@ class Guide(NamedTuple):
     """The vectors of another model, the guide, for the same batch (Solatorio 2024, arXiv:2402.16829).
 
     A negative j of row i is left out of the loss if the product of their guide vectors exceeds `limit` of
-    row i. All arrays are constants: the loss has no gradient by them.
+    row i. All arrays are constants: the loss has no gradient with respect to them.
 
     Attributes:
       query: the guide's vectors of the queries.

@@ -124,6 +124,6 @@ def _scores_and_choices(num_blocks, queries, query_mask, passages, passage_mask)
 
 
 def _scores(largest: jax.Array, query_mask: jax.Array, mask: jax.Array) -> jax.Array:
-    """Returns the scores [Q, b] of the maxima [Q, Lq, b]."""
+    """Returns scores [Q, b]: the sums of the maxima [Q, Lq, b] over query tokens."""
     scores = jnp.where(query_mask[:, :, None], largest, 0.0).sum(1)
     return jnp.where(mask.any(1)[None], scores, EMPTY_PASSAGE)

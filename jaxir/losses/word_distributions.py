@@ -133,5 +133,5 @@ _divergences.defvjp(_forward, _backward)
 
 
 def _log_mean(p: jax.Array, q: jax.Array) -> jax.Array:
-    # If both are 0 the result is finite, and is multiplied by 0.
+    # If p and q are both 0, the logarithm is finite, and the caller multiplies it by 0.
     return jnp.log(jnp.maximum((p + q) / 2, jnp.finfo(jnp.float32).tiny))

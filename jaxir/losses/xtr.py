@@ -63,7 +63,7 @@ def xtr(
         return jnp.where(empty, blocks.EMPTY_PASSAGE, jnp.zeros((rows, total), jnp.float32))
     top_k, each = min(top_k, total * length), rows // shards * query_length * length
     num_blocks = blocks.num_blocks(total // shards, each, block_size)
-    if block_size is None:  # a block that is much smaller than top_k spends its time on merging the best
+    if block_size is None:  # a block much smaller than top_k spends its time on merging the best similarities
         num_blocks = min(num_blocks, -(-total // shards // -(-top_k // length)))
     sums, counts = _retrieved(top_k, num_blocks, ring, queries, query_mask, passages, passage_mask)
     return jnp.where(empty, blocks.EMPTY_PASSAGE, sums / jnp.maximum(counts, 1.0))
@@ -77,7 +77,7 @@ def check_xtr_k(query: Embedded, xtr_k: int | None) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _retrieved(top_k, num_blocks, ring, queries, query_mask, passages, passage_mask):
-    """Returns the sums [Q, P] of retrieved similarities and the numbers [Q, P] of query tokens with one."""
+    """Returns the sums of retrieved similarities, and how many query tokens retrieved one, both [Q, P]."""
     return _forward(top_k, num_blocks, ring, queries, query_mask, passages, passage_mask)[0]
 
 

@@ -15,11 +15,11 @@ _without_erf = contextvars.ContextVar("_without_erf", default=False)
 
 @contextlib.contextmanager
 def without_erf() -> Iterator[None]:
-    """Traces GELU with a formula for erf instead of the operation.
+    """Replaces the operation erf of GELU by a formula in programs that are traced inside the `with` block.
 
-    Exported programs hold erf, and from JAX 0.12 erfc, as a composite, which older readers such as TensorFlow
-    2.20's do not know.
-    JAX's cache of traces ignores this setting: a function that was jitted and called before keeps its erf.
+    An exported program holds erf (erfc from JAX 0.12) as a composite operation, which older readers such as
+    TensorFlow 2.20's do not know. JAX's cache of traces ignores this setting: a function that was jitted and
+    called before keeps its erf.
     """
     token = _without_erf.set(True)
     try:
@@ -29,10 +29,10 @@ def without_erf() -> Iterator[None]:
 
 
 def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable[[jax.Array], jax.Array]:
-    """Returns a function that maps x to x gate(x); `gate` returns its value and its slope, in float32.
+    """Returns a function that maps x to x * gate(x); `gate` returns its value and its slope, in float32.
 
-    The product has x's type: with a float32 product XLA would also write the preceding matrix product in
-    float32. The backward pass only keeps x.
+    The product has the type of x. After a float32 product, XLA would also write the preceding matrix product
+    in float32. The backward pass keeps only x.
     """
 
     @jax.custom_jvp
@@ -50,7 +50,7 @@ def _times(gate: Callable[[jax.Array], tuple[jax.Array, jax.Array]]) -> Callable
 
 
 def _normal(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns Phi(x) and its slope. erfc, as in `jax.nn.gelu`, takes three times the operations of erf."""
+    """Returns Phi(x), by erf, and its slope. `jax.nn.gelu` uses erfc, with three times the operations."""
     z = x * math.sqrt(0.5)
     erf = _erf_formula(z) if _without_erf.get() else jax.lax.erf(z)
     return 0.5 * (1.0 + erf), jnp.exp(-z * z) * (1.0 / math.sqrt(2.0 * math.pi))

@@ -18,10 +18,11 @@ from jaxir.core.values import Count, Positive, checked
 from jaxir.models import layers, outlines
 
 ALL = "all"  # the target that means every dense layer of the blocks
-NAME = "adapter"  # attribute of a `layers.Linear`, and so a part of the names of parameters
+NAME = "adapter"  # attribute of a `layers.Linear`, and so part of its parameters' names
 _ENCODERS = ("encoder", "query_encoder", "passage_encoder", "decoder")
-# Parts of a model outside its encoders that stay as they are while adapters are trained. All others are a
-# head, which is trained with the adapters. "head.embedding" is a generator's.
+# Parts of a model outside its encoders that stay frozen while adapters are trained. Any other part outside
+# the encoders is a head, which is trained with the adapters. "head.embedding" is the output table of a
+# generator.
 _FROZEN = ("head.embedding", "query_weights")
 _FROZEN_ENDS = ("after_pooling", "layer_weights")
 _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
@@ -34,8 +35,8 @@ class Adapters:
 
     Attributes:
       rank: r, the number of columns of A [I, r] and of rows of B [r, O].
-      alpha: the numerator of the factor of the addition.
-      targets: names of dense layers, such as "query" or "attention.query"; "all": every one of the encoder.
+      alpha: the numerator of the factor alpha / rank.
+      targets: names of dense layers, such as "query" or "attention.query"; "all" means all of the encoder.
     """
 
     rank: Count
@@ -43,7 +44,7 @@ class Adapters:
     targets: tuple[str, ...] = (ALL,)
 
     def __post_init__(self):
-        object.__setattr__(self, "targets", tuple(self.targets))  # jaxir.json has a list
+        object.__setattr__(self, "targets", tuple(self.targets))  # jaxir.json stores a tuple as a list
 
     @property
     def factor(self) -> float:
@@ -55,7 +56,7 @@ class Adapters:
 
 
 class Adapter(nnx.Module):
-    """The addition (alpha / rank) x A B to a dense layer; `down` is A [I, r], `up` is B [r, O], from zero."""
+    """The addition (alpha / rank) x A B to a dense layer; `down` is A [I, r], `up` is B [r, O], first 0."""
 
     def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
         *stack, inputs, outputs = linear.kernel.shape
@@ -79,7 +80,7 @@ def initial_down(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def attach(model: nnx.Module, adapters: Adapters | None, *, rngs: nnx.Rngs) -> None:
-    """Gives the dense layers that `adapters` names an adapter each.
+    """Adds an adapter to each dense layer that `adapters` names.
 
     Raises:
       UserError: a target names no dense layer of the encoders.
@@ -103,7 +104,7 @@ def attach(model: nnx.Module, adapters: Adapters | None, *, rngs: nnx.Rngs) -> N
 
 
 def any_layer(name: str) -> str:
-    """Returns a parameter's or module's name without the number of its layer, scanned or not."""
+    """Returns the name of a parameter or module without its layer's number, also in a scanned stack."""
     return _LAYER.sub(r"\1layers.", name)
 
 
@@ -120,7 +121,7 @@ def is_adapter(name: str) -> bool:
 
 
 def is_base(name: str) -> bool:
-    """Returns whether a parameter of a model with adapters is frozen: neither of an adapter nor of a head."""
+    """Returns whether a parameter is frozen if its model has adapters: it is in no adapter and no head."""
     first = name.split(".")[0]
     in_base = first in _ENCODERS or first.endswith(_FROZEN_ENDS) or name.startswith(_FROZEN)
     return in_base and not is_adapter(name)

@@ -1,5 +1,4 @@
-"""What a dual encoder does with a pooled vector beside its projection: the modules of
-sentence-transformers."""
+"""Modules of sentence-transformers that a dual encoder applies to a pooled vector, besides its projection."""
 
 import dataclasses
 from collections.abc import Callable
@@ -59,12 +58,12 @@ _LAYER_NORM_EPSILON = 1e-5  # torch.nn.LayerNorm's default, which sentence-trans
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AfterPooling:
-    """One module, in float32.
+    """The configuration of one module, which computes in float32.
 
     Attributes:
       kind: "dense" (a linear map and an activation), "normalize" (to length 1), "layer_norm", or "truncate"
-        (to the first dimensions).
-      dimension: dimensions of the result of "dense" and "truncate"; others keep them.
+        (keeps the first dimensions).
+      dimension: number of dimensions after a "dense" or "truncate"; the other kinds keep the number.
       use_bias: whether a "dense" adds a bias.
       activation: the activation of a "dense".
       residual: whether a "dense" adds its input, through a second linear map if the dimensions differ.

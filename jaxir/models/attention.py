@@ -24,7 +24,7 @@ NO_WINDOW = 2**30
 
 
 class Cache(NamedTuple):
-    """Keys and values that are computed once: of earlier positions, or of a memory (cross-attention).
+    """Keys and values that are computed only once, of earlier positions or of a memory (cross-attention).
 
     Attributes:
       key: the keys [B, S, G, K], already rotated if the model uses RoPE.
@@ -42,12 +42,13 @@ class Attention(nnx.Module):
 
     `num_kv_heads` heads of keys and values are each shared by several query heads (Ainslie et al. 2023); None
     means num_heads. `memory_width` is the width of a memory; None means the width of x. `use_bias` says
-    whether the projections of queries, keys and values have biases, `out_bias` whether the output has one;
-    None means the same. `head_norms` normalise the heads [B, L, H, K] of queries, keys and values before
-    RoPE. `scale` multiplies the logits; None means head_dim^-1/2. `stddevs` are the standard deviations of
-    the initial query, key, value and output kernels. `dropout_rate` applies to attention weights; with
-    `drop_for_all` a weight is dropped for all queries of a text or for none, as in T5X. A caller sets
-    `reads_at_padding` if it reads the results at positions that the mask hides, which kernels may skip.
+    whether the projections of queries, keys and values have biases, `out_bias` whether that of the output has
+    one; an `out_bias` of None means `use_bias`. `head_norms` normalise the heads [B, L, H, K] of queries,
+    keys and values before RoPE. `scale` multiplies the logits; None means head_dim^-1/2. `stddevs` are the
+    standard deviations of the initial query, key, value and output kernels. `dropout_rate` applies to
+    attention weights; with `drop_for_all` a weight is dropped for all queries of a text or for none, as in
+    T5X. A caller that reads results at positions hidden by the mask sets `reads_at_padding`, because kernels
+    may skip these positions.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class Attention(nnx.Module):
     ) -> Float[Array, "B T E"]:
         """Attends from x to itself, or to `memory` if given; `mask` is true at real tokens of the keys' text.
 
-        `frequencies` are RoPE's (see `rotate`) and cannot be combined with a memory. `bias`, `causal` and
-        `window` are those of `attention`. `norm` normalises x first, and with `added` x itself is added to
+        `frequencies` are RoPE's (see `rotate`) and cannot be combined with a memory. For `bias`, `causal` and
+        `window` see `attention`. `norm` normalises x first, and with `added` x itself is added to
         the result. A dropout key of None turns dropout off.
         """
         parts, residual = self._projected(x, memory, norm, added)
@@ -141,7 +142,7 @@ class Attention(nnx.Module):
         return (self.query(y), self.key(seen), self.value(seen)), x
 
     def _heads(self, y: jax.Array) -> jax.Array:
-        # Constrain [B, L, H K], before the reshape: between two reshapes this would force two layouts.
+        # Constrain the sharding before the reshape: between two reshapes, this would force two layouts.
         heads = y.shape[2] // self.head_dim
         y = constrain(y, ("batch", "length", "heads"), (*y.shape[:2], heads))
         return y.reshape(*y.shape[:2], heads, self.head_dim)
@@ -246,7 +247,7 @@ def attention(
       dropout_rate: probability of dropping an attention weight.
       drop_for_all: drop a weight for all queries of a text or for none.
       dropout_key: random key of the dropout; None turns dropout off.
-      norms: what normalises the heads of queries, keys and values before attention.
+      norms: the modules that normalise the heads of queries, keys and values before attention.
       frequencies: RoPE's (see `rotate`), which then rotates queries and keys; None: no RoPE.
       reads_at_padding: whether the results at positions that `mask` hides are needed. cuDNN's kernels
         otherwise skip these positions.
@@ -294,7 +295,7 @@ def _mapped(query, key, value, norms, frequencies):
 def _distance_mask(
     query: jax.Array, key: jax.Array, *, causal: bool, window: Any, start: jax.Array | None
 ) -> jax.Array | None:
-    """Returns [T, S], true where causality and window let a query see a key; None: everywhere."""
+    """Returns [T, S], true where causality and window let a query see a key; None if all keys are seen."""
     if not causal and window is None:
         return None
     if start is None and query.shape[1] != key.shape[1]:
@@ -322,14 +323,15 @@ def unfused(
     *,
     scale: float,
 ) -> jax.Array:
-    """Returns `attention` [B, T, H, K] without dropout; `near` is that of `_distance_mask`, bool [T, S]."""
+    """Computes `attention` [B, T, H, K] without dropout; `near`, bool [T, S], is from `_distance_mask`."""
     return _unfused(query, key, value, mask, near, bias, scale, 0.0, None)
 
 
 def _unfused(query, key, value, mask, near, bias, scale, dropout_rate, dropout_key):
     # jax.nn.dot_product_attention has no dropout, and its bfloat16 gradient mixes types, which strict
-    # promotion forbids. This function is up to twice as fast on a CPU: heads before positions make plain
-    # matrix products, and the softmax is divided by its sum after the product with the values.
+    # promotion forbids. This function is up to twice as fast on a CPU for two reasons. With heads before
+    # positions the products are plain matrix products. The division by the softmax's sum comes after the
+    # product with the values.
     query, key, value = (x.swapaxes(1, 2) for x in (query, key, value))
     (rows, heads, length, _), groups = query.shape, key.shape[1]
 

@@ -32,8 +32,8 @@ _UNSEEN = -1e30
 class Kind:
     """The static settings of a call; `interpret` runs a kernel on any machine, slowly, for tests.
 
-    `shared` query heads read each head of keys and values, together. Only heads of whole registers (128
-    dimensions) may share, and be mapped.
+    `shared` query heads read the same head of keys and values, and are read together. Heads can be shared
+    or mapped (`mapping`) only if they fill whole registers (128 dimensions).
     """
 
     head_dim: int
@@ -92,11 +92,11 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Attends on one device from query [B, L, H K] to key and value [B, L, H / shared K].
 
-    Their type is one that the matrix unit supports. `bias` is float32 [H, S, T] or None, `lengths` int32 [B]
-    the number of visible positions of each text, at least 1. `numbers`, int32 [5], are both words of the
-    dropout key, the global indices of the first text and head, and the window. `maps` are the arrays of a
-    `head_kernel.HeadMap`. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H / together,
-    together, L].
+    The arrays have a type that the matrix unit supports. `bias` is float32 [H, S, T] or None. `lengths`,
+    int32 [B], is the number of visible positions of each text, at least 1. `numbers`, int32 [5], holds both
+    words of the dropout key, the global indices of the first text and head, and the window. `maps` are the
+    arrays of a `head_kernel.HeadMap`. Returns [B, L, H K], and the log-sum-exp of each row, float32 [B, H /
+    together, together, L].
     """
     shape = _Grid(query, kind)
     sums = jax.ShapeDtypeStruct((shape.batch, shape.groups, kind.together, shape.length), jnp.float32)
@@ -131,7 +131,7 @@ def backward(
     kind: Kind,
     maps: Sequence[jax.Array] = (),
 ) -> tuple[jax.Array, ...]:
-    """Returns the gradients of query, key, value, if heads are normed of the scales, and of a bias [H, S, T].
+    """Returns the gradients of query, key, value, the norms' scales (if any) and the bias [H, S, T] (if any).
 
     `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of its first. The
     gradient of the scales is float32 [H / together, 3, K], for each group of heads.
@@ -182,7 +182,7 @@ class _Grid:
         return [(jax.ShapeDtypeStruct(shape, jnp.float32), spec)] if any(self.kind.mapping.normed) else []
 
     def bias(self, bias: jax.Array | None, buffers: int = 1) -> list[tuple[jax.Array, pl.BlockSpec]]:
-        # All texts share the bias, so a second buffer would hide only one read per group of heads.
+        # One buffer by default: all texts share the bias, so a second buffer would hide few reads.
         block = (self.kind.together, self.length, self.length)
         spec = pl.BlockSpec(block, lambda g, b: (g, 0, 0), pipeline_mode=pl.Buffered(buffers))
         return [] if bias is None else [(bias, spec)]
@@ -346,7 +346,7 @@ class _Program:
         return x if self.kind.folded == 1.0 else x * jnp.asarray(self.kind.folded, x.dtype)
 
     def own(self, x: jax.Array, head: int, factor: float = 1.0) -> jax.Array:
-        """Returns x [L, together K] of one head: its part, or zeros where other heads share its register."""
+        """Returns the part of x [L, together K] of one head, or all of x with 0 in other heads' lanes."""
         if self.kind.group == 1:
             return x[:, head * self.kind.head_dim : (head + 1) * self.kind.head_dim]
         lane = places((1, self.width), 1)
@@ -378,7 +378,7 @@ class _Program:
         self.near[0][...] = jnp.where(near, 0.0, _UNSEEN)
 
     def kept(self, i: Any, head: int) -> jax.Array:
-        """Returns which weights [S, T] dropout keeps: the same on any mesh and in both passes."""
+        """Returns a mask [S, T] of the weights that dropout keeps; any mesh and both passes have the same."""
         return kept(*self._dropout_words(i, head), self.length, self.kind.dropout_rate)
 
     def values_kept(self, i: Any) -> jax.Array:

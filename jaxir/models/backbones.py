@@ -26,18 +26,18 @@ from jaxir.models.codec import HuggingFace
 from jaxir.runtime.partitioning import Partitioner
 
 C = TypeVar("C", bound="type[BackboneConfig]")
-# The allowed sizes of a backbone, also of one outside jaxir. num_layers is 0 without a stack of blocks.
+# Allowed sizes of all backbones, also of those outside jaxir. num_layers is 0 if there is no stack of blocks.
 SIZES = {"vocab_size": Size, "embed_dim": Size, "num_layers": Annotated[int, Within(0, 1000)]}
 # Changes the token vectors [B, L, E] of a batch before the first block reads them.
 Edit = Callable[[jax.Array], jax.Array]
 
 
 class BackboneConfig:
-    """The shape of an encoder and how it is computed: the base of a frozen dataclass of numbers and names.
+    """Base class of configurations: frozen dataclasses of numbers and names that describe an encoder.
 
     Fields that do not change what a model computes are left out of its fingerprint: `dtype`, `remat`,
-    `scan_layers`, and fields whose names end in "dropout_rate". Loading a model with `dropout_rate` sets all
-    fields whose names end so.
+    `scan_layers`, and fields whose names end in "dropout_rate". The argument `dropout_rate` of a function
+    that loads a model sets all of the last.
 
     Attributes:
       kind: the name of the backbone in `jaxir.json`.
@@ -60,7 +60,7 @@ class BackboneConfig:
       shows_layers: whether the encoder implements `layer_and_last`.
       embeds_unattended: whether the encoder has `embed` (see `StackEncoder`) and gives vectors of tokens that
         other tokens do not attend to, as multi-vector encoders add to queries.
-      added: fields that were added later -> the value of models that were saved without them.
+      added: field that was added later -> its value in models that were saved without the field.
     """
 
     kind: ClassVar[str]
@@ -105,7 +105,7 @@ class BackboneConfig:
 
 
 class Encoder(layers.Summarised):
-    """The base class of a backbone's module, which maps ids to vectors. It defines `__call__` or `together`.
+    """Base class of modules that map ids to vectors. Subclasses define `__call__` or `together`.
 
     The attribute `layers` holds the blocks that can be scanned (`stacks.make_stack`).
     """
@@ -162,7 +162,7 @@ class Encoder(layers.Summarised):
         *,
         layer: int,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Like `together`, but also returns an earlier layer's output; 0 means the first block's input."""
+        """Like `together`, but also returns the output of block `layer`, or the first block's input for 0."""
         raise NotImplementedError(
             f"{type(self).__name__} does not return outputs of earlier layers: use another pooling"
         )
@@ -229,10 +229,10 @@ class StackEncoder(Encoder):
         *,
         weights: jax.Array,
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Like `together`, but also returns the weighted sum of blocks' outputs, the last ones for `weights`.
+        """Like `together`, but also returns a weighted sum of the last outputs, one for each of `weights`.
 
-        The first block's input comes before the first output, and the encoder's output takes the place of the
-        last block's, as in `hidden_states` of transformers.
+        The outputs are the first block's input, then each block's output. The encoder's output takes the
+        place of the last block's, as in `hidden_states` of transformers.
         """
         embedding, inside, last = zip(*(layers.split_key(key, 3) for key in keys), strict=True)
         xs = edited(self.embed(ids, embedding), edits)
@@ -276,7 +276,7 @@ def check_editable(encoder: Encoder) -> None:
 def check_padding(model: nnx.Module, partitioner: Partitioner | None = None) -> None:
     """Checks that encoders outside jaxir return [B, L, E] and ignore padding.
 
-    Three tokens are encoded before five of padding, twice: the second time padding has another token's
+    Encodes three tokens followed by five of padding, twice. The second time, padding has another token's
     vector. The vectors of the three tokens must be equal bit for bit, else a UserError is raised.
     """
     for _, encoder in nnx.iter_modules(model):
@@ -374,7 +374,7 @@ def register(config: C) -> C:
 def of_kind(kind: str, *, module: str | None, where: object) -> type[BackboneConfig]:
     """Returns the configuration class of a kind.
 
-    `module` is the module that registers it, if the file `where` names it.
+    `module` is the module that registers the kind, if the file `where` names that module.
     """
     if kind not in _KINDS:
         named = f"import {module}" if module else "import the module that registers it"
@@ -386,7 +386,7 @@ def of_kind(kind: str, *, module: str | None, where: object) -> type[BackboneCon
 
 
 def of_model_type(model_type: str, *, where: object) -> tuple[type[BackboneConfig], HuggingFace]:
-    """Returns the configuration class of a `model_type` that file `where` names, and its codec."""
+    """Returns the configuration class and the codec of a `model_type` that the file `where` names."""
     known = {codec.model_type: (kind, codec) for kind in _KINDS.values() for codec in kind.hugging_face}
     if not isinstance(model_type, str) or model_type not in known:
         raise UserError(

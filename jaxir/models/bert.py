@@ -34,7 +34,7 @@ _PROJECTIONS = {"query": "self.query", "key": "self.key", "value": "self.value",
 def weights(
     *, projections: Mapping[str, str] = _PROJECTIONS, norm: str = "output.LayerNorm", positions: Any = None
 ) -> Weights:
-    """Returns the table of weights of a model whose folder names attention's parts and its norm so."""
+    """Returns a table of weights with a folder's names for attention's projections and attention's norm."""
     layer, table = "encoder.layer.*", _EMBEDDINGS["embeddings.position"] if positions is None else positions
     return (
         _EMBEDDINGS
@@ -53,7 +53,7 @@ def weights(
 
 
 def shifted_positions(by: int) -> Changed:
-    """Returns the table of positions of a folder that counts them from `by`; here they start at 0."""
+    """Returns the entry for a folder's table of positions that starts at position `by`; jaxir starts at 0."""
 
     def moved(by: int) -> Callable[[np.ndarray], np.ndarray]:
         return lambda table: np.roll(table, by, axis=0)
@@ -208,8 +208,8 @@ class BertConfig(BackboneConfig):
       reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
         conversion moves the two unused rows to the end, so that positions start at 0. Only a padding token in
         the text itself reads one of these rows, the last.
-      family: the family of RoBERTa's layout whose folders it was read from; None: BERT, DistilBERT or
-        RoBERTa.
+      family: the model family, with RoBERTa's layout, of the folder that it was read from; None: BERT,
+        DistilBERT or RoBERTa.
       num_token_types: rows of the token type table, of which the first is read unless types are given; 0: no
         table.
       layer_norm_epsilon: epsilon of every norm.

@@ -26,7 +26,8 @@ class Entry(NamedTuple):
     Attributes:
       name: name of the entry.
       default: the value if the file lacks the entry.
-      values: Hugging Face's value -> jaxir's, if they differ. If several map to one, the first is written.
+      values: Hugging Face's value -> jaxir's, if they differ. If several map to the same one, the first is
+        written.
     """
 
     name: str
@@ -46,9 +47,10 @@ class Changed(NamedTuple):
     write: Callable[[np.ndarray], np.ndarray]
 
 
-# jaxir's modules -> Hugging Face's module; "*" is the number of the layer. Several modules of jaxir are
-# concatenated along the output (a fused projection). Covers kernels (transposed), biases, tables and scales.
-# A parameter's own name -> a tensor's whole name, for a tensor that does not end in ".weight" or ".bias".
+# Name of jaxir's module -> name of Hugging Face's module; "*" is the number of the layer. Several modules of
+# jaxir are concatenated along the output (a fused projection). An entry covers a module's kernel
+# (transposed), bias, table and scale. If a tensor's name does not end in ".weight" or ".bias", its entry is
+# for the parameter alone: the parameter's whole name -> the tensor's whole name.
 Weights = Mapping[str | tuple[str, ...], str | Changed]
 
 
@@ -67,7 +69,7 @@ class ScoreHead:
       entries: `pooling` or `activation` -> entry of config.json that names it.
       fixed: entry -> its only supported value. A folder with another value is refused.
       widths: entries whose value is the encoder's width.
-      written: entries that are written and not read.
+      written: entries that are written but never read.
     """
 
     pooler: str
@@ -96,10 +98,10 @@ class TokenHead:
       activation: activation after the dense layer; None: the encoder's.
       activation_entry: entry of config.json that names the activation; empty: `activation` is always used.
       norm_bias: whether the norm has a bias.
-      lacks_biases: whether a folder may lack the biases of the dense layer and of the logits, which are 0.
-      tied: whether the decoder has the encoder's token vectors, if config.json does not say.
-      renamed: (pattern, new name) of tensors that some folders call otherwise.
-      written: entries of config.json that are written and not read.
+      lacks_biases: whether a folder may lack the biases of the dense layer and of the logits, then 0.
+      tied: whether the decoder shares the encoder's token vectors if config.json has no entry for it.
+      renamed: (pattern, new name) for tensors that have another name in some folders.
+      written: entries of config.json that are written but never read.
     """
 
     dense: str | None
@@ -125,29 +127,29 @@ class HuggingFace:
       architecture: the class in transformers of the encoder without a head.
       entries: jaxir's field -> entry of config.json; a plain name is a required entry with the same values.
       weights: function that maps the configuration to the table of weights.
-      implied: field -> the value that every such model has. A model with another value cannot be written.
+      implied: field -> the value that every model of this type has. A model with another cannot be written.
       fixed: entry -> its only supported value. A folder with another value is refused.
-      written: entries that are written and not read.
+      written: entries that are written but never read.
       read_more: function that maps config.json and the padding id to fields that `entries` cannot express; a
         ValueError refuses the folder.
       write_more: reverse of `read_more`, from configuration and padding id; a ValueError refuses the model.
       pad_id: the padding id if config.json has none.
       first_layer: the number in the folder of jaxir's `layers.0`.
       aliases: tensor -> other names that a folder may give it.
-      renamed: (pattern, new names...) of tensors that older folders call otherwise, applied in this order
+      renamed: (pattern, new names...) for tensors with another name in older folders, applied in this order
         with `re.sub`. A tensor with several new names is split into as many equal parts along its first
         dimension.
       renamed_entries: entry of older config.json files -> today's name, used if the file lacks the latter.
       text_entry: the object of config.json that has the settings of the text model, in folders that also hold
         models of images or sound; empty: config.json itself.
-      counts_from_padding: whether the model counts positions from its padding id, so that the tokenizer's
-        must be the same.
-      ignores_pad_id: whether it counts them from `pad_id`, whatever the padding id in config.json is.
+      counts_from_padding: whether the model counts positions from its padding id, so that the tokenizer must
+        have the same padding id.
+      ignores_pad_id: whether the model counts positions from `pad_id` even if config.json has another.
       left_out: prefixes of tensors that do not belong to the encoder (heads, buffers).
       token_head: the head of a masked language model; None: no such head.
       score_head: the head that scores pairs; None: no such head.
-      begins: whether texts begin with a special token, which a new head reads; otherwise a new head reads the
-        mean.
+      begins: whether texts begin with a special token. A new head reads this token's vector if there is one,
+        else the mean of all.
       tokenizer_class: the class of transformers that reads the tokenizer, if the folder names none.
       heeds_tokenizer_class: whether the class that a folder names decides how its tokenizer is read.
     """

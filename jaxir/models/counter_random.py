@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-# An odd number derived from the golden ratio, as int32. Positions are multiplied by it, so that positions
-# that differ by a row's width or a power of two differ in many bits.
+# An odd number derived from the golden ratio, as int32. Positions are multiplied by it, so that two positions
+# differ in many bits even if they are a row's width or a power of two apart.
 SPREAD = 0x9E3779B1 - 2**32
 
 
@@ -42,10 +42,10 @@ def mixed(x: jax.Array, other: jax.Array | int = 0) -> jax.Array:
 def kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns which attention weights [S, T] of a head dropout keeps, each with probability 1 - rate.
+    """Returns a mask [S, T] of a head's attention weights: true, with probability 1 - rate, if kept.
 
     Each weight uses 16 bits, to which `rate` is rounded. `key0` and `key1` are the words of the key, `text`
-    and `head` indices (all int32 []); `length` is S = T, and even.
+    and `head` are indices (all int32 []). `length` is S = T, and even.
     """
     shape = (length // 2, length)
     bits = _bits(key0, key1, text, head, places(shape, 0) * length + places(shape, 1))
@@ -56,7 +56,7 @@ def kept(
 def values_kept(
     key0: jax.Array, key1: jax.Array, text: jax.Array, head: jax.Array, length: int, rate: float
 ) -> jax.Array:
-    """Returns which values [1, S] of a head dropout keeps; the arguments are those of `kept`."""
+    """Returns a mask [1, S] of a head's values: true if kept. For the arguments see `kept`."""
     bits = _bits(key0, key1, text, head, places((1, length), 1))
     return (bits & 0xFFFF) >= round(rate * 2**16)
 

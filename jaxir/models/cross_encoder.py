@@ -134,7 +134,7 @@ def join(
     behind = places >= ends
 
     def at(ids: jax.Array, places: jax.Array) -> jax.Array:
-        # Positions outside a text read as padding.
+        # Positions outside a text read the added column of padding.
         padded = jnp.pad(ids, ((0, 0), (0, 1)))
         inside = (places >= 0) & (places < ids.shape[1])
         return jnp.take_along_axis(padded, jnp.where(inside, places, ids.shape[1]), axis=1)

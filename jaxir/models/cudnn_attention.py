@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 
 def allows(query: jax.Array, key: jax.Array, bias: jax.Array | None) -> bool:
-    """Returns whether cuDNN's flash attention supports these inputs, both passes, on every supported GPU."""
+    """Returns whether cuDNN's flash attention supports these inputs in both passes on every supported GPU."""
     _, length, _, head_dim = query.shape
     return (
         jax.default_backend() == "gpu"
@@ -26,9 +26,9 @@ def attend(
     scale: float,
     reads_at_padding: bool,
 ) -> jax.Array:
-    """Computes `attention.attention`, with its arguments, if `allows` is True.
+    """Computes `attention.attention`, with its arguments; to be called only if `allows` returns True.
 
-    The kernel returns zeros at the positions of a text beyond the given number of queries.
+    The kernel returns zeros at padding unless `reads_at_padding`.
     """
     # A text without tokens attends to its first position, because a softmax over nothing would give NaN.
     lengths = jnp.maximum(mask.sum(-1, dtype=jnp.int32), 1)

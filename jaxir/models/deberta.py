@@ -111,7 +111,7 @@ _FOLDER = HuggingFace(
         decoder="cls.predictions.decoder",
         bias="cls.predictions",
         prefix="deberta.",
-        # The names of a folder with `legacy` false, whose head is the same.
+        # A folder with `legacy` false has the same head under other names.
         renamed=(
             (r"lm_predictions\.lm_head\.(dense|LayerNorm)\.", r"cls.predictions.transform.\1."),
             (r"lm_predictions\.lm_head\.bias$", "cls.predictions.bias"),

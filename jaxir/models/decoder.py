@@ -125,7 +125,7 @@ class _Block(nnx.Module):
 def decoder_for(
     model: DualEncoderConfig, *, attends: bool = True, rngs: nnx.Rngs, **shape: Any
 ) -> VectorDecoder:
-    """Makes a decoder over a model's token vectors; `shape` has other fields of `DecoderConfig`."""
+    """Makes a decoder over a model's token vectors; `shape` holds further fields of `DecoderConfig`."""
     width = model.backbone.embed_dim
     try:
         config = DecoderConfig(

@@ -93,8 +93,9 @@ def likely(
     """Keeps the likely tokens (top-k; nucleus sampling, Holtzman et al. 2020).
 
     `top_k` keeps the K likeliest tokens; None: all. `top_p` keeps a token if all likelier ones together have
-    less probability than `top_p`, and tokens that tie with the last. Returns logits, -inf for tokens that are
-    not kept; and the ids of their columns, likeliest first, or None if ids are column numbers.
+    less probability than `top_p`; tokens that tie with the last kept token are kept too. Returns the logits,
+    -inf for dropped tokens, and the token id of each column, likeliest first. The ids are None if column
+    numbers are ids.
     """
     ids = None
     if top_k is not None:
@@ -105,7 +106,7 @@ def likely(
 
 
 def _in_nucleus(logits: jax.Array, top_p: float) -> jax.Array:
-    """Returns which tokens [N, V] to keep, without sorting the vocabulary.
+    """Returns a mask [N, V] of the tokens to keep, without sorting the vocabulary.
 
     A token is kept if its weight, the numerator of softmax, is at least a threshold: the least number above
     which weights sum to less than `top_p` of the total. Bisection over the bits of float32 finds the
@@ -204,7 +205,7 @@ def beam_search(
     tokens = jnp.zeros((rows, beams, max_new_tokens), jnp.int32)
     none = jnp.full((rows, beams), _NEVER, jnp.float32)
     first = jnp.full((rows * beams,), start_id, jnp.int32)
-    # All beams are equal at first, so only the first has a possible score.
+    # All beams are equal at first: give a score to the first, and make the others impossible.
     open_scores = none.at[:, 0].set(0.0)
     begun = tokens, open_scores, first, tokens, none, ~ended, jnp.zeros_like(ended), state
     end = jax.lax.while_loop(more, step, _Beams(jnp.int32(0), *begun))

@@ -2,8 +2,8 @@
 
 One kernel computes a gated feed-forward layer, y = x + W_o (f(W_0 n) * W_1 n) of n = RMSNorm(x). Its units
 [B, L, F] stay on the chip, and its backward pass recomputes them from x. Another computes several layers W_i
-of the same n. All weights are in the chip's memory at once. So only x and the results, and their gradients,
-move between HBM and the chip: no small product of an adapter reads or writes them again.
+of the same n. All weights are in the chip's memory at once. So only x, the results and their gradients move
+between HBM and the chip. The small products of an adapter cause no further transfers.
 """
 
 import dataclasses
@@ -31,11 +31,12 @@ MEMORY = 100 << 20
 class Kind:
     """The static settings of a call; `interpret` runs a kernel on any machine, slowly, for tests.
 
-    `activation` is that of a gated feed-forward layer, whose layers are W_0, W_1 and W_o; None: each layer
-    has its own result. `epsilon` is that of the norm; None: there is no norm. `added` says whether an array
-    is added to the first result: x by a feed-forward layer, else the second of the rows. `passed` says
-    whether a further gradient is added to that of x. `factors` are those of the layers' adapters, None for a
-    layer without. `trained` says whether the backward kernel returns gradients of the kernels W.
+    `activation` is that of a gated feed-forward layer, whose layers are W_0, W_1 and W_o. If it is None, each
+    layer has its own result. `epsilon` is the norm's; None: there is no norm. `added` says whether an array
+    is added to the first result: x in a feed-forward layer, else the second array of `rows`. `passed` says
+    whether a further gradient is added to the gradient of x. `factors` are the factors of the layers'
+    adapters, None for a layer without. `trained` says whether the backward kernel returns gradients of the
+    kernels W.
     """
 
     activation: str | None
@@ -48,7 +49,7 @@ class Kind:
 
 
 class Dense(NamedTuple):
-    """A dense layer's kernel W [I, O] and its adapter's A [I, r] and B [r, O], or None."""
+    """A dense layer's kernel W [I, O], and A [I, r] and B [r, O] of its adapter; both None without one."""
 
     kernel: Any
     down: Any = None
@@ -58,9 +59,9 @@ class Dense(NamedTuple):
 def forward(
     rows: Sequence[jax.Array], scale: jax.Array | None, dense: Sequence[Dense], kind: Kind
 ) -> list[jax.Array]:
-    """Returns the results [N, O] of the rows x [N, I] on one device, and of an array [N, O] that is added.
+    """Returns the layers' results [N, O] on one device; `rows` are x [N, I] and perhaps [N, O] to add.
 
-    `scale` float32 [1, I] is that of the norm, if there is one. Weights have the type of x.
+    `scale`, float32 [1, I], is the norm's, if there is a norm. Weights have the type of x.
     """
     like, x = [*dense] if kind.activation is None else [dense[2]], rows[0]
     results = [jax.ShapeDtypeStruct((len(x), layer.kernel.shape[1]), x.dtype) for layer in like]
@@ -75,10 +76,10 @@ def backward(
     gradients: Sequence[jax.Array],
     kind: Kind,
 ) -> tuple[jax.Array, jax.Array | None, list[Dense]]:
-    """Returns the gradients of x [N, I], and in float32 of `scale` and of `dense`, summed over the rows.
+    """Returns the gradients of x [N, I], and those of `scale` and `dense`, summed over rows in float32.
 
-    `gradients` are those of the results, then the one that is `passed`. The gradients of kernels are None if
-    they are not `trained`.
+    `gradients` are the gradients of the results, then the further one if `passed`. The gradients of kernels
+    are None if the kernels are not `trained`.
     """
     like = _returned(dense, kind)
     sums = [] if scale is None else [scale]
@@ -211,7 +212,7 @@ class _Program:
         self.dense, self.sums, self.of_scale = _dense(weights[first:], kind), None, None
 
     def sum_into(self, sums: Sequence[Any]) -> None:
-        """Sets where gradients of weights are summed, from 0."""
+        """Sets the arrays that sum the gradients of weights; the first block of rows zeroes them."""
 
         @pl.when(pl.program_id(0) == 0)
         def _():
@@ -229,7 +230,7 @@ class _Program:
         return (y * self._per_rms(y) * self.scale[...]).astype(x.dtype)
 
     def norm_back(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Returns the gradient of x from that of the normalised x, and sums that of the scale."""
+        """Returns the gradient of x from that of the normalised x, and adds to the gradient of the scale."""
         if self.scale is None:
             return gradient
         y = x.astype(jnp.float32)
@@ -243,7 +244,7 @@ class _Program:
         return jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + self.kind.epsilon)
 
     def units(self, normed: jax.Array) -> tuple[jax.Array, Any]:
-        """Returns f(W_0 n) * W_1 n, and a function from its gradient to those of W_0 n and W_1 n."""
+        """Returns f(W_0 n) * W_1 n, and a function that maps its gradient to those of W_0 n and W_1 n."""
         units, pull_back = jax.vjp(
             lambda gate, other: ACTIVATIONS[self.kind.activation](gate) * other,
             self.apply(0, normed),
@@ -261,7 +262,7 @@ class _Program:
         return y if layer.down is None else y + _dot(self.inside(index, x), layer.up[...])
 
     def pull_back(self, index: int, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Returns the gradient of x [R, I] from that of the layer's result, and sums those of its weights."""
+        """Returns the gradient of x [R, I] from that of the layer's result; adds to those of its weights."""
         layer, sums = self.dense[index], self.sums[index]
         of_x = _dot(gradient, layer.kernel[...], (1, 1))
         if sums.kernel is not None:

@@ -1,6 +1,7 @@
 """Dual encoders: a query tower and a passage tower that map token ids to vectors (Dong et al. 2022).
 
-The towers of an SDE share all parameters. An ADE's towers share none, and an ADE-SPL's only the projection.
+The towers of a Siamese dual encoder (SDE) share all parameters. Those of an asymmetric one (ADE) share none,
+and those of an ADE-SPL share only the projection layer.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ Sharing = Literal["sde", "ade", "ade_spl"]
 Pooling = Literal[
     "mean", "cls", "lasttoken", "max", "weightedmean", "mean_sqrt_len_tokens", "first_last", "embeddings_last"
 ]
-# Poolings that average the outputs of an earlier and the last layer -> index of the earlier layer; 0 means
-# the input of the first block.
+# Pooling that averages the outputs of an earlier and the last layer -> the number of the earlier layer; 0
+# means the input of the first block.
 EARLY_LAYERS = {"first_last": 1, "embeddings_last": 0}
 
 
@@ -81,7 +82,7 @@ class DualEncoderConfig:
     adapters: Adapters | None = None
 
     def __post_init__(self):
-        if not isinstance(self.pooling, str):  # jaxir.json has a list
+        if not isinstance(self.pooling, str):  # jaxir.json stores a tuple as a list
             object.__setattr__(self, "pooling", tuple(self.pooling))
         if self.sharing == "ade_spl" and self.projection is None:
             raise ValueError("sharing='ade_spl' shares the projection, so it needs one: set projection")
@@ -160,8 +161,8 @@ class DualEncoderModel(layers.Summarised):
 
         0 is padding, on the right; a text of only padding gives zeros, except with cls pooling. `edit`
         changes the token vectors [B, L, E] that the first block reads. A `key` of None turns dropout off.
-        `left_out` is the number of tokens at the start of each text that pooling leaves out; None: the
-        config's.
+        `left_out` is the number of tokens at the start of each text that pooling leaves out; None: the prompt
+        tokens of the config.
         """
         return self.encode_together([(ids, tower, key)], [edit], [left_out])[0]
 
@@ -170,7 +171,7 @@ class DualEncoderModel(layers.Summarised):
         return self.with_config(dataclasses.replace(self.config, similarity="dot"))
 
     def with_config(self, config: DualEncoderConfig) -> "DualEncoderModel":
-        """Returns a model of the same parameters with a configuration that needs the same parameters."""
+        """Returns a model of the same parameters with another configuration, which must need the same."""
         model = nnx.merge(*nnx.split(self))
         model.config = config
         return model
@@ -188,7 +189,7 @@ class DualEncoderModel(layers.Summarised):
         edits: Sequence[Edit | None] | None = None,
         left_out: Sequence[jax.Array | None] | None = None,
     ) -> list[jax.Array]:
-        """Embeds several batches (token ids [B, L], tower, dropout key); `encode` embeds one batch.
+        """Embeds several batches, each (token ids [B, L], tower, dropout key); `encode` embeds one batch.
 
         Batches of the same encoder run together: with FSDP its weights are gathered once for all.
         """
@@ -286,7 +287,7 @@ def pool(
     Args:
       hidden: token vectors.
       mask: true at the tokens to pool.
-      how: the pooling; those of `EARLY_LAYERS` are means.
+      how: the pooling; a pooling in `EARLY_LAYERS` is a mean.
       left_out: number of tokens at the start of each text, such as a prompt's, that are not pooled; one for
         all texts, or one per text.
     """

@@ -18,8 +18,8 @@ from jaxir.runtime.partitioning import Partitioner
 
 # Maximum number of tokens per text: a chip's memory must hold several float32 copies of a head's logits.
 _LONGEST = 512
-# Maximum numbers [L, K] of the query heads of a text that are read together, which must fit into a chip's
-# memory, too.
+# Maximum of L x K x (number of query heads that share a head of keys and are read together): they must also
+# fit into a chip's memory.
 _LARGEST = 2**19
 
 
@@ -80,7 +80,7 @@ def attend(
     norms: Sequence[layers.RMSNorm | None] = (None, None, None),
     frequencies: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `attention.attention`, with its arguments, if `takes` is True; the bias is [1, H, L, L].
+    """Computes `attention.attention`, with its arguments, if `takes` is True. A bias is [1, H, L, L].
 
     If `maps_heads` is True, `norms` are applied to the heads of queries, keys and values, then RoPE with
     `frequencies` [K / 2] to queries and keys. Gradients of a bias and of the norms' scales are summed in
@@ -123,7 +123,7 @@ def attend(
 
 
 def _shared(query: tuple[int, ...], key: tuple[int, ...], layout: _Layout) -> int:
-    """Returns how many query heads read a head of keys in a kernel; keys are repeated for the others."""
+    """Returns how many query heads share a head of keys in the kernel; 1 if keys must be repeated instead."""
     from jaxir.models.attention_kernel import LANES
 
     split = key[2] % layout.size(layout.heads) == 0
@@ -190,8 +190,8 @@ def _layout(partitioner: Partitioner, shape: tuple[int, ...]) -> _Layout:
 
 
 def _specs(layout: _Layout) -> tuple[PartitionSpec, ...]:
-    """Returns the specs of [B, L, H K], of a bias [H, S, T], of [B] and of sums [B, H / together, together,
-    L]."""
+    """Returns the partition specs of [B, L, H K], of a bias [H, S, T], of [B], and of sums [B, H / together,
+    together, L]."""
     batch, heads = layout.batch or None, layout.heads or None
     return (
         PartitionSpec(batch, None, heads),
@@ -206,7 +206,7 @@ def _sharded(layout: _Layout, run: Callable[..., Any], ins: Any, outs: Any) -> C
 
 
 def _kernel_numbers(layout: _Layout, kind: Any, query: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Returns a kernel's numbers: key words, indices of this device's first text and first head, window."""
+    """Returns a kernel's numbers: words of the key, indices of this device's first text and head, window."""
     first_text = jax.lax.axis_index(layout.batch) * query.shape[0] if layout.batch else 0
     heads = query.shape[2] // kind.head_dim
     first_head = jax.lax.axis_index(layout.heads) * heads if layout.heads else 0

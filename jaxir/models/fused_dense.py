@@ -42,7 +42,7 @@ def projects(
 ) -> bool:
     """Returns whether a kernel is of use for layers of the same x [B, L, I], and supports them.
 
-    Without adapters XLA computes the layers as fast.
+    Without adapters a kernel is of no use, because XLA computes the layers as fast.
     """
     if any(layer.adapter is None for layer in dense) or not isinstance(norm, layers.RMSNorm | None):
         return False
@@ -58,10 +58,10 @@ def project(
     passed: bool = False,
     partitioner: Partitioner,
 ) -> list[jax.Array]:
-    """Returns the results [B, L, O] of layers of norm(x), if `projects` is True.
+    """Returns the results [B, L, O] of layers of norm(x); to be called only if `projects` is True.
 
-    `added` [B, L, O] is added to the first result. With `passed` the last result is x itself: the kernel
-    adds its gradient, of a residual, to the layers' gradients of x.
+    `added` [B, L, O] is added to the first result. With `passed` the last result is x itself, for a residual:
+    the kernel adds the residual's gradient to the layers' gradient of x.
     """
     rows = [x] if added is None else [x, added]
     how = {"activation": None, "added": added is not None, "passed": passed, "partitioner": partitioner}
@@ -146,7 +146,7 @@ def _backward(kind, partitioner, kept, gradients):
 
         found = dense_kernel.backward(_flat(x), scale, dense, [_flat(g) for g in gradients], kind)
         of_x, of_scale, of_dense = found
-        # Devices exchange gradients of weights in the weights' type, as those of other layers.
+        # Devices exchange gradients of weights in the weights' type, as for other layers.
         sums = of_scale, jax.tree.map(lambda of: of.astype(x.dtype), of_dense)
         return of_x.reshape(x.shape), *(jax.lax.psum(sums, axes) if axes else sums)
 
@@ -165,7 +165,7 @@ def _flat(x: jax.Array) -> jax.Array:
 
 
 def _sharded(partitioner: Partitioner, run: Any, ins: Any, outs: Any) -> Any:
-    """Maps `run` over the devices; True stands for arrays [B, L, E], False for arrays that are not split."""
+    """Maps `run` over the devices; `ins` and `outs` are True for arrays [B, L, E], False for unsplit ones."""
     of_rows = partitioner.spec(("batch", "length", "activation_embed"))
     specs = jax.tree.map(lambda split: of_rows if split else PartitionSpec(), (ins, outs))
     return jax.shard_map(run, mesh=partitioner.mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)

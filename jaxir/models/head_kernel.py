@@ -1,7 +1,7 @@
 """Norms and RoPE of attention's heads, inside the kernels of `attention_kernel.py`.
 
-Between HBM and attention the heads would be read and written several times, in other layouts than those of
-matrix products. Inside the kernels they cost no traffic.
+Outside these kernels, norms and RoPE would read and write the heads in HBM several times, in other layouts
+than those of matrix products. Inside the kernels they cause no transfers.
 """
 
 import dataclasses
@@ -12,16 +12,17 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 QUERY, KEY, VALUE = range(3)
-# Elementwise operations, as `jaxir.costs` counts them, for each number of a head: forward, and forward and
-# backward together. A mean counts one operation.
+# Elementwise operations, as `jaxir.costs` counts them, for each number of a head: in the forward pass, and in
+# both passes together. A mean counts one operation.
 NORM, ROPE = (6, 18), (5, 10)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mapping:
-    """What is done to heads before attention: RMSNorm with `epsilon` of the `normed` arrays, then RoPE.
+    """The steps that map heads before attention: RMSNorm with `epsilon` of `normed` arrays, then RoPE.
 
-    `normed` is for queries, keys and values; RoPE rotates queries and keys.
+    `normed` says for queries, keys and values whether they are normalised. If `rotated`, RoPE rotates queries
+    and keys.
     """
 
     normed: tuple[bool, bool, bool] = (False, False, False)
@@ -82,7 +83,7 @@ class HeadMap:
 
 
 def rope_table(frequencies: jax.Array, length: int) -> jax.Array:
-    """Returns float32 [2, L, K], so that RoPE of x is x * [0] + x with swapped halves * [1]."""
+    """Returns t, float32 [2, L, K]: RoPE of x is x * t[0] + (x with swapped halves) * t[1]."""
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies[None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.stack([jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)])

@@ -80,11 +80,11 @@ class LexicalEncoderModel(layers.Summarised):
     def encode(
         self, ids: Int[Array, "B L"], *, tower: Tower = "passage", key: Key[Array, ""] | None = None
     ) -> Float[Array, "B V"]:
-        """Returns float32 weights [B, V]: for each token of a text the largest; 0 in `ids` is padding."""
+        """Returns float32 [B, V]: the largest weight of each token of a text; 0 in `ids` is padding."""
         return self.token_weights([(ids, tower, key)])[0]
 
     def token_weights(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
-        """Returns the weights [B, V] of several batches (token ids [B, L], tower, dropout key)."""
+        """Returns the weights [B, V] of several batches, each (token ids [B, L], tower, dropout key)."""
         ids, _, keys = zip(*texts, strict=True)
         found = self.encoder.together(ids, keys)
         weights = (
@@ -141,7 +141,7 @@ class HybridEncoderConfig:
 
     @property
     def dimension(self) -> int:
-        """D, of the one vector of a text."""
+        """D, the length of the one vector of a text."""
         return self.backbone.output_dim
 
     @property
@@ -166,7 +166,7 @@ class HybridEncoderModel(layers.Summarised):
         attach(self, config.adapters, rngs=rngs)
 
     def heads(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[HybridVectors]:
-        """Encodes several batches (token ids [B, L], tower, dropout key) by all three heads, in one pass."""
+        """Encodes several batches, each (token ids [B, L], tower, dropout key), by the three heads."""
         ids, towers, keys = zip(*texts, strict=True)
         found = []
         for hidden, batch, tower in zip(self.encoder.together(ids, keys), ids, towers, strict=True):
@@ -179,7 +179,7 @@ class HybridEncoderModel(layers.Summarised):
     def encode_together(
         self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]], **unused: Any
     ) -> list[jax.Array]:
-        """Returns the vectors [B, D] of several batches, as a dual encoder; evaluators search with them."""
+        """Returns the vectors [B, D] of several batches as a dual encoder does; evaluators use them."""
         ids, _, keys = zip(*texts, strict=True)
         return [self._dense(*pair) for pair in zip(self.encoder.together(ids, keys), ids, strict=True)]
 
@@ -187,7 +187,7 @@ class HybridEncoderModel(layers.Summarised):
     def encode(
         self, ids: Int[Array, "B L"], *, tower: Tower = "passage", key: Key[Array, ""] | None = None
     ) -> Float[Array, "B D"]:
-        """Embeds token ids as a dual encoder: float32 [B, D] of length 1; 0 is padding, on the right."""
+        """Embeds token ids as a dual encoder does: float32 [B, D] of length 1; 0 is padding, on the right."""
         return self.encode_together([(ids, tower, key)])[0]
 
     @checked_shapes
@@ -205,7 +205,7 @@ class HybridEncoderModel(layers.Summarised):
 def unpacked(
     row: np.ndarray, config: HybridEncoderConfig, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Takes apart a row of `encode_packed` of `length` tokens, some of which may be padding.
+    """Splits a row that `encode_packed` returned for `length` tokens, some of which may be padding.
 
     Returns:
       the text's vector [D], the weights of its tokens [length] and their vectors [length, token_dimension].
@@ -222,7 +222,8 @@ def lexical_weights(
 ) -> jax.Array:
     """Returns the weights [B, L] of the tokens of texts, from their vectors [B, L, E].
 
-    A weight is relu(w . h + b). Only the largest weight of each token of a text is kept, at its first place.
+    A weight is relu(w . h + b). If a token occurs several times in a text, only its largest weight is kept;
+    the others become 0.
     """
     counted = ids != 0
     for token in config.unweighted:
@@ -237,7 +238,7 @@ def lexical_weights(
 
 
 def in_vocabulary(ids: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-    """Returns weights [B, V] of a vocabulary of `size` tokens, from those [B, L] of the tokens of texts."""
+    """Spreads the weights [B, L] of texts' tokens over the vocabulary: returns [B, V], V being `size`."""
 
     def of_text(ids: jax.Array, weights: jax.Array) -> jax.Array:
         return jnp.zeros(size, jnp.float32).at[ids].add(weights)

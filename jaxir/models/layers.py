@@ -24,14 +24,15 @@ from jaxir.runtime import cpu
 from jaxir.runtime.partitioning import GATHERED, Partitioner, constrain, gather_weight, in_force, look_up
 
 M = TypeVar("M", bound=nnx.Module)
-# What the backward pass recomputes of a block. False: nothing. "weights": all except matrix products and
-# gathered weights. "products": all except matrix products. "kernels": all except what backward passes read
-# from or with the kernels of TPUs. True: all. "auto": training chooses, and nothing is recomputed until then.
+# The part of a block that the backward pass recomputes. False: nothing. "weights": all except matrix products
+# and gathered weights. "products": all except matrix products. "kernels": all except inputs and results of
+# TPU kernels that the backward pass reads. True: all. "auto": training chooses; until then nothing is
+# recomputed.
 Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products.
-# So fused attention runs only once per step.
+# Therefore the forward pass of fused attention runs only once per step.
 FUSED = "fused_attention"
-# Name of queries, keys and values that a kernel projects, which are matrix products, too.
+# Its name for queries, keys and values that a kernel projects; they are kept as matrix products are, too.
 PROJECTED = "projected"
 
 
@@ -102,7 +103,7 @@ def is_abstract(module: nnx.Module) -> bool:
 
 
 def copy_module(module: M) -> M:
-    """Returns a module with its own copies of the arrays, on the same devices; shapes become zeros."""
+    """Returns a module with its own copies of the arrays, on the same devices; mere shapes become zeros."""
     graphdef, state = nnx.split(module)
     if is_abstract(module):
         return nnx.merge(graphdef, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state))
@@ -113,7 +114,7 @@ def weight(p: nnx.Param, dtype: Any = jnp.float32) -> jax.Array:
     """Returns the value of a parameter in `dtype`, gathered for computation; see `gather_weight`.
 
     While a stack is scanned, its parameters are those of one layer, without the axis "layers". The numbers of
-    a quantised parameter are only available in their own type.
+    a quantised parameter can only be requested in their own type.
     """
     if quantized.is_quantized(p) and dtype != p.dtype:
         raise TypeError(f"a parameter is quantised to {p.dtype}: compute with `Linear` and `Embedding.whole`")
@@ -135,7 +136,7 @@ _GATHERED: contextvars.ContextVar[dict | None] = contextvars.ContextVar("gathere
 
 @contextlib.contextmanager
 def gather_once() -> Iterator[None]:
-    """Lets several batches (such as two towers') that run through a block share each gathered parameter."""
+    """Lets batches that run through the same block, such as two towers', share each gathered parameter."""
     token = _GATHERED.set({})
     try:
         yield
@@ -183,7 +184,7 @@ def linear(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array
 def quantized_affine(
     x: jax.Array, numbers: jax.Array, scales: jax.Array, bias: jax.Array | None
 ) -> jax.Array:
-    """Returns x W + b as `affine` does, of a quantised W and its float32 scales (see `quantized`)."""
+    """Returns x W + b as `affine` does, for a quantised W and its float32 scales (see `quantized`)."""
     if numbers.dtype != jnp.int8:
         return affine(x, quantized.dequantize(numbers, scales, x.dtype), bias)
     # Scaling the outputs equals scaling the kernel, and is less work.
@@ -192,7 +193,7 @@ def quantized_affine(
 
 
 class Linear(nnx.Module):
-    """x W + b over the last dimension, and what `adapter` (`models.adapters`) adds.
+    """A dense layer: x W + b over the last dimension, plus the addition of `adapter` (`models.adapters`).
 
     `axes` are the logical names of the dimensions of W [I, O]; `dtype` is the type of product and result. b
     starts at 0. `scales` are those of a quantised W (see `quantized`), else None.
@@ -270,7 +271,7 @@ class RMSNorm(nnx.Module):
     """x / rms(x) * scale in float32, without mean and bias (Zhang & Sennrich 2019).
 
     `axis` is the logical name of the last dimension. With `from_zero` the parameter starts from 0 and the
-    scale is 1 more, as in Gemma. Without `scaled` there is no parameter.
+    scale is 1 + the parameter, as in Gemma. Without `scaled` there is no parameter.
     """
 
     def __init__(
@@ -351,7 +352,7 @@ class Embedding(nnx.Module):
         rows = min(len(batch) for batch in ids)
         if any(len(batch) % rows for batch in ids):
             return [self(batch) for batch in ids]
-        # Reshaped from [B N, L] to [B, N L], so that rows stay on their devices.
+        # Reshape [B N, L] to [B, N L], so that rows stay on their devices.
         wide = [batch.reshape(rows, -1) for batch in ids]
         ends = np.cumsum([batch.shape[1] for batch in wide])[:-1]
         found = jnp.split(self(jnp.concatenate(wide, axis=1)), ends, axis=1)

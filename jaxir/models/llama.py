@@ -179,7 +179,7 @@ def _folder(model_type: str, architecture: str, **more: Any) -> HuggingFace:
 
 _NO_BIASES = {"qkv_bias": False, "out_bias": False, "mlp_bias": False}
 _NO_LOCAL = {"local_rope_base": None}
-# Logits are products with the encoder's output itself.
+# The logits are products of token vectors and the encoder's output: no dense layer or norm comes between.
 _LM_HEAD = TokenHead(
     dense=None, norm=None, decoder="lm_head", bias="lm_head", prefix="model.", lacks_biases=True, tied=False
 )
@@ -352,7 +352,7 @@ class Llama(RotaryStack):
 
 
 def _slowed(frequencies: np.ndarray, config: LlamaConfig) -> np.ndarray:
-    """Returns Llama 3's frequencies: those of few turns are divided by a factor, with a smooth transition."""
+    """Returns Llama 3's frequencies: low ones are divided by a factor, with a smooth transition."""
     if config.rope_factor == 1.0:
         return frequencies
     low, high = config.rope_low_factor, config.rope_high_factor

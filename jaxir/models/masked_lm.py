@@ -44,7 +44,8 @@ class MaskedLMConfig:
 class MaskedLMHead(nnx.Module):
     """A dense layer, an activation and a norm. Logits are products with vectors of tokens, plus `bias` [V].
 
-    The kernel starts from N(0, 0.02^2), as own vectors of tokens do (`table`; None: they are the encoder's).
+    The kernel starts from N(0, 0.02^2). `table` holds the head's own token vectors, which start in the same
+    way; None: the head uses the encoder's token vectors.
     """
 
     def __init__(self, config: MaskedLMConfig, *, rngs: nnx.Rngs):
@@ -99,7 +100,7 @@ class MaskedLanguageModel(nnx.Module):
 
     @property
     def output_table(self) -> layers.Embedding:
-        """The vectors of tokens whose products are the logits."""
+        """The token vectors whose products with the head's output are the logits."""
         return self.encoder.token_table if self.head.table is None else self.head.table
 
     def most_likely(

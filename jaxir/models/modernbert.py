@@ -1,8 +1,8 @@
 """ModernBERT encoders (Warner et al. 2024, arXiv:2412.13663).
 
 Pre-norm blocks without biases, RoPE, gated feed-forward layers. Every third block attends to the whole text,
-other blocks to a window. The first has no attention norm, because the embeddings are normalised. It lacks
-this parameter of the other blocks, so it is not part of the stack.
+other blocks to a window. The first block has no attention norm, because the embeddings are normalised. As it
+lacks this parameter, it is not part of the stack.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def _layer_types(num_layers: int, every: int) -> list[str]:
 
 
 def _read_layers(content: Mapping[str, Any], pad_id: int) -> dict[str, Any]:
-    """Reads which layers are local and the bases of RoPE, in the form of transformers 5 or 4."""
+    """Reads from config.json, as transformers 5 or 4 writes it, which layers are local and RoPE's bases."""
     every, num = content.get(_EVERY, 3), content["num_hidden_layers"]
     types = content.get("layer_types")
     if types is not None:

@@ -17,7 +17,7 @@ from jaxir.models.blocks import PostNormBlock
 from jaxir.models.codec import Changed, HuggingFace, ScoreHead
 from jaxir.models.relative_bias import RelativeBias
 
-_BUCKETS, _MAX_DISTANCE = 32, 128  # transformers ignores another number of buckets in config.json
+_BUCKETS, _MAX_DISTANCE = 32, 128  # fixed, because transformers ignores the number of buckets in config.json
 _POSITIONS = "max_position_embeddings"
 _RESERVED = 2  # transformers counts positions from 2, whatever the padding id in config.json
 

@@ -35,7 +35,7 @@ EXPANSION_TOKEN = -3
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Expansion:
-    """How queries are filled with further tokens.
+    """How queries are filled up with added tokens.
 
     Attributes:
       length: queries get at least this many tokens.
@@ -55,16 +55,16 @@ class MultiVectorConfig:
     """The components of a multi-vector encoder. Both towers share all parameters.
 
     Attributes:
-      backbone: the encoder.
+      token_modules: modules that are applied, in this order, to each token's vector from the encoder.
       token_modules: what follows for each token's vector, in order.
       similarity: "maxsim", the sum over query tokens of the largest product with a passage token, or
         "meanmaxsim", this sum divided by the number of query tokens.
-      expansion: how queries are filled; None: not at all.
+      expansion: how queries are filled; None: they are not filled.
       skipped: ids of tokens that are not scored.
       skipped_in: the towers whose texts leave out `skipped`.
       kept: if not empty, only tokens with these ids are scored in passages.
       adapters: LoRA in the encoder; None: none.
-      pooling: how the vectors of an encoded text are pooled, which training does not do; None: not at all.
+      pooling: how the token vectors of an encoded text are pooled (never in training); None: not pooled.
     """
 
     backbone: BackboneConfig
@@ -123,9 +123,9 @@ class MultiVectorConfig:
         return TokenVectors(vectors, mask, weight)
 
     def chosen(self, vectors: np.ndarray, ids: np.ndarray, tower: Tower) -> np.ndarray:
-        """Returns the vectors [M, D] by which a text is compared, chosen from those of its tokens `ids` [L].
+        """Returns the vectors [M, D] that represent a text: those of its scored tokens, perhaps pooled.
 
-        They are those of the scored tokens, pooled if there is a `pooling`; `vectors` may end with padding.
+        `ids` [L] are the text's tokens; `vectors` may end with padding.
         """
         found = vectors[: len(ids)][self.scored(ids, tower)]
         if self.pooling is None or (tower == "query" and not self.pooling.queries):
@@ -160,12 +160,12 @@ class MultiVectorModel(layers.Summarised):
         """Embeds each token of texts: returns float32 [B, L, D].
 
         0 is padding, on the right; vectors at padding and at tokens that are not `scored` have no meaning.
-        Tokens `EXPANSION_TOKEN` are those of `config.expansion`. A `key` of None turns dropout off.
+        `EXPANSION_TOKEN` stands for an added token (`config.expansion`). A `key` of None turns dropout off.
         """
         return self._encode([ids], [key], [True])[0]
 
     def token_vectors(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[TokenVectors]:
-        """Embeds several batches for `losses.maxsim` (token ids [B, L], tower, dropout key).
+        """Embeds several batches, each (token ids [B, L], tower, dropout key), for `losses.maxsim`.
 
         Queries are expanded first. With FSDP the encoder's weights are gathered once for all batches.
         """
@@ -188,14 +188,14 @@ class MultiVectorModel(layers.Summarised):
     def _encode(
         self, ids: Sequence[jax.Array], keys: Sequence[jax.Array | None], expands: Sequence[bool]
     ) -> list[jax.Array]:
-        """Returns the vectors [B, L, D] of batches; `expands` says which have tokens `EXPANSION_TOKEN`."""
+        """Returns the vectors [B, L, D] of batches; `expands` says which batches have `EXPANSION_TOKEN`."""
         expansion, seen, edits = self.config.expansion, list(ids), [None] * len(ids)
         for i, (batch, key) in enumerate(zip(ids, keys, strict=True)):
             if expansion is None or not expands[i]:
                 continue
             added = batch == EXPANSION_TOKEN
             full = jnp.where(added, expansion.token, batch)
-            # An added token is not attended, like padding, but its vector goes through the blocks.
+            # Other tokens do not attend to an added token, but its vector goes through the blocks.
             seen[i] = full if expansion.attend else jnp.where(added, 0, batch)
             if not expansion.attend:
                 edits[i] = functools.partial(self._put, added, full, key)
@@ -210,7 +210,7 @@ class MultiVectorModel(layers.Summarised):
 
 
 def make_token_modules(config: Any, *, rngs: nnx.Rngs) -> nnx.List:
-    """Makes `token_modules` of a configuration, which follow its encoder for each token's vector."""
+    """Makes a configuration's `token_modules`, which are applied to each token's vector from the encoder."""
     made, width = [], config.backbone.output_dim
     for module in config.token_modules:
         made.append(module.make(width, rngs=rngs))

@@ -29,8 +29,8 @@ def named() -> Iterator[None]:
 def operator(function: F) -> F:
     """Makes `named` programs show a function as the primitive "jaxir.NAME".
 
-    The arguments by position are arrays or None, those by keyword are static. An equation's parameters are
-    `given`, whether each argument is an array, and the arguments by keyword.
+    Positional arguments are arrays or None; keyword arguments are static. The equation's parameters are the
+    keyword arguments and `given`, which says for each positional argument whether it is an array.
     """
     primitive = Primitive(f"jaxir.{function.__name__}")
 

@@ -32,7 +32,7 @@ _NO_RNGS: Any = _NoRngs()
 def outline(make: Callable[[nnx.Rngs], M]) -> M:
     """Returns the module `make(rngs)` with shapes (jax.ShapeDtypeStruct) in place of values.
 
-    Modules of jaxir are made without a trace, which takes a twentieth of the time. With a module of
+    Modules of jaxir are made without a trace, in a twentieth of a trace's time. With a module of
     another library, such as flax.nnx.Linear, all of `make` is traced.
     """
     if _OUTLINING.get():

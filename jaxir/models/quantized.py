@@ -1,7 +1,7 @@
 """Kernels and tables kept in 8 or 4 bits; their products are computed in the usual types (weight-only).
 
-qwix makes the numbers. A quantised parameter [..., M, N] has a parameter of float32 scales of the same rank
-beside it. A scale belongs to a block of the parameter:
+The library qwix computes the numbers. Beside a quantised parameter [..., M, N] there is a parameter of
+float32 scales of the same rank. Each scale belongs to a block of the quantised parameter:
 
 | scheme | parameter | numbers | scales |
 |---|---|---|---|

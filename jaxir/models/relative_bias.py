@@ -47,7 +47,7 @@ class RelativeBias(nnx.Module):
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        # A product with one-hot vectors, because the gradient of a lookup adds H L L numbers to few rows.
+        # Multiply by one-hot vectors: the gradient of a lookup would slowly add H L L numbers to few rows.
         chosen = jax.nn.one_hot(buckets, num_buckets, axis=0, dtype=jnp.float32)
         bias = jnp.einsum(
             "HN,NTS->HTS", layers.weight(self.embedding), chosen, precision=jax.lax.Precision.HIGHEST

@@ -26,7 +26,7 @@ def read_heads(content: Mapping[str, Any]) -> dict[str, int]:
 
 
 def rope_of(content: Mapping[str, Any], kind: str | None, base: float) -> dict[str, Any]:
-    """Returns RoPE's parameters of layers of a kind, in the form of transformers 5 or 4.
+    """Returns the parameters of RoPE for layers of `kind`, from config.json of transformers 5 or 4.
 
     `base` is the default of `rope_theta`. Raises ValueError if the type of scaling is not supported.
     """
@@ -55,7 +55,7 @@ def read_bases(content: Mapping[str, Any], *, full: float, local: float) -> dict
 
 
 def write_layers(config: Any) -> dict[str, Any]:
-    """Returns the entries of config.json that say the kind of each layer and each kind's base of RoPE."""
+    """Returns the entries of config.json for the kind of each layer and RoPE's base for each kind."""
     bases = {FULL: config.rope_base, SLIDING: config.local_rope_base or config.rope_base}
     return {
         "layer_types": layer_types(config.windows, config.num_layers),
@@ -89,7 +89,7 @@ def width_of(config: Any, *, default: int) -> int:
 
 def check_heads(config: Any) -> None:
     """Checks the heads and windows of a configuration; raises a ValueError."""
-    object.__setattr__(config, "windows", tuple(config.windows))  # jaxir.json has a list
+    object.__setattr__(config, "windows", tuple(config.windows))  # jaxir.json stores a tuple as a list
     if config.windows and len(config.windows) != config.num_layers:
         raise ValueError(f"windows must have {config.num_layers} items, one a layer, or none")
     if config.num_heads % config.num_kv_heads:

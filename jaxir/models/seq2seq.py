@@ -37,7 +37,8 @@ class Seq2SeqConfig:
       num_decoder_layers: blocks of the decoder.
       tied: whether logits are products with the token vectors (T5 1.0) or with a separate table (T5 1.1,
         LM-adapted, T0, Flan).
-      scaled: whether the decoder's output is scaled by E^-1/2 before the product with vectors (T5 1.0).
+      scaled: whether the decoder's output is multiplied by E^-1/2 before the product with token vectors (T5
+        1.0).
       eos_id: the token that ends a target.
       adapters: LoRA in encoder and decoder; None: none.
     """
@@ -117,13 +118,13 @@ class Seq2SeqModel(layers.Summarised):
         return self._logits(self.predict(source_ids, target_ids, key=key))
 
     def remember(self, source_ids: jax.Array) -> Memory:
-        """Encodes sources [B, S] or [B, P, S], and returns what decoding needs of them."""
+        """Encodes sources [B, S] or [B, P, S], and returns the keys, values and mask that decoding reads."""
         return self.decoder.remember(*self._read(source_ids))
 
     def next_logits(
         self, ids: jax.Array, caches: tuple[Cache, ...], memory: Memory
     ) -> tuple[jax.Array, tuple[Cache, ...]]:
-        """Reads one more token of N outputs: returns the logits [N, V] of the token after it, and the caches.
+        """Reads the next token of N outputs; returns the logits [N, V] of the token after it, and caches.
 
         For the first token, `ids` are START and `caches` the result of `decoder.empty_caches`. With a
         `memory` of B sources, output n belongs to source n // (N / B).

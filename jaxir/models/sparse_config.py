@@ -9,13 +9,13 @@ class SparseConfig:
     """The base of the configurations of sparse encoders, each of which is one form.
 
     Each form has three fields. `max_active_dims` is the number of weights of a vector that are kept, the
-    largest; None: all. `normalized` says whether vectors are scaled to length 1 before that; codes are scaled
-    after it. `score` is how vectors are compared.
+    largest ones; None: all. `normalized` says whether vectors are scaled to length 1 before small weights are
+    dropped; codes are scaled afterwards. `score` is how vectors are compared.
 
     Attributes:
       form: the name of the form in jaxir.json.
       of_tokens: whether each component of a vector is the weight of the token with its id.
-      static_queries: whether queries have stored weights of their tokens, without a model.
+      static_queries: whether queries get stored weights of their tokens, without running a model.
       active_dims: the number of weights of a vector that are kept unless a call gives another; None: all.
     """
 
@@ -28,7 +28,7 @@ class SparseConfig:
     adapters: Any = None
 
     def stores_weights(self, tower: Literal["query", "passage"]) -> bool:
-        """Whether texts of a tower have stored weights of their tokens, without a model."""
+        """Whether texts of a tower get stored weights of their tokens, without running a model."""
         return tower == "query" and self.static_queries
 
     @property

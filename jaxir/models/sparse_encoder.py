@@ -1,8 +1,8 @@
 """Learned sparse encoders: texts as weights of the tokens of a vocabulary.
 
-SPLADE (Formal et al. 2021, arXiv:2107.05720, eq. 2) sums, and SPLADE v2 (arXiv:2109.10086, eq. 6) takes the
-maximum of, the saturated logits of a masked language model over the tokens of a text. The query side may be
-inference-free: each token of a query has a stored weight (Geng et al. 2024, arXiv:2411.04403).
+SPLADE pools the saturated logits of a masked language model over the tokens of a text: by their sum (Formal
+et al. 2021, arXiv:2107.05720, eq. 2), or by their maximum in SPLADE v2 (arXiv:2109.10086, eq. 6). The query
+side may be inference-free: each token of a query has a stored weight (Geng et al. 2024, arXiv:2411.04403).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class SparseEncoderConfig(MaskedLMConfig, SparseConfig):
     Attributes:
       pooling: "max" or "sum" over the tokens of a text.
       saturation: "relu": a logit x becomes log(1 + relu(x)); "log1p_relu": log(1 + log(1 + relu(x))).
-      static_queries: whether queries have stored weights of their tokens; else both sides use the model.
+      static_queries: whether queries get stored weights of their tokens; else both sides run the model.
       frozen: whether training in sentence-transformers leaves the stored weights of queries as they are.
-      factors: whether weights are multiplied by stored factors of tokens; those of tokens that are not in the
-        text are then 0.
-      max_active_dims: the number of weights of a vector that are kept, the largest; None: all.
-      normalized: whether vectors are scaled to length 1 before that.
+      factors: whether weights are multiplied by stored factors of tokens; weights of tokens that are not in
+        the text are then 0.
+      max_active_dims: the number of weights of a vector that are kept, the largest ones; None: all.
+      normalized: whether vectors are scaled to length 1 before small weights are dropped.
       score: how vectors are compared.
       adapters: LoRA in the encoder; None: none.
     """
@@ -92,15 +92,15 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
     ) -> Float[Array, "B V"]:
         """Returns the weights, float32, of all tokens by the language model; 0 in `ids` is padding.
 
-        Both towers are the language model: `SparseEncoder` reads stored query weights itself. The logits
-        [B, L, V] are never in memory at once (`pooled_logits`).
+        Both towers run the language model, because `SparseEncoder` reads stored query weights itself. The
+        logits [B, L, V] are never in memory at once (`pooled_logits`).
         """
         return self.token_weights([(ids, tower, key)])[0]
 
     def token_weights(self, texts: Sequence[tuple[jax.Array, Tower, jax.Array | None]]) -> list[jax.Array]:
-        """Returns the weights [B, V] of several batches (token ids [B, L], tower, dropout key).
+        """Returns the weights [B, V] of several batches, each (token ids [B, L], tower, dropout key).
 
-        All run together: with FSDP the encoder's weights are gathered once.
+        All batches run together: with FSDP the encoder's weights are gathered once.
         """
         ids, _, keys = zip(*texts, strict=True)
         found = [self.head(hidden) for hidden in self.encoder.together(ids, keys)]
@@ -142,8 +142,8 @@ def pooled_logits(
 ) -> Float[Array, "B V"]:
     """Pools saturated logits over positions: float32 [B, V]; a text without tokens gets zeros.
 
-    The logits of only `chunk` tokens of the vocabulary are in memory at once, in the backward pass, too.
-    There, a maximum needs the position where it was, int32 [B, V], and a sum needs the logits again. The
+    The logits of only `chunk` tokens of the vocabulary are in memory at once, in the backward pass, too. For
+    a maximum the backward pass keeps its position, int32 [B, V]; for a sum it recomputes the logits. The
     gradient of a maximum goes to the first of equal logits, as in PyTorch.
 
     Args:
@@ -237,23 +237,23 @@ def _in_chunks(how: _How, table: jax.Array, bias: jax.Array) -> tuple[jax.Array,
 
 
 def _split(x: jax.Array, size: int) -> jax.Array:
-    """Returns [V / C, B, C] of [B, V], filled up with zeros."""
+    """Splits x [B, V] into chunks [V / C, B, C], filled up with zeros."""
     return jnp.pad(x, [(0, 0), (0, -x.shape[1] % size)]).reshape(len(x), -1, size).swapaxes(0, 1)
 
 
 def _joined(parts: jax.Array, num: int) -> jax.Array:
-    """Returns [B, V] of [V / C, B, C]."""
+    """Joins chunks [V / C, B, C] to [B, V], V being `num`."""
     return parts.swapaxes(0, 1).reshape(parts.shape[1], -1)[:, :num]
 
 
 def saturated(x: jax.Array, saturation: Saturation) -> jax.Array:
-    """Returns log(1 + x) of an array x that is at least 0, or log(1 + log(1 + x)) for "log1p_relu"."""
+    """Returns log(1 + x) of x >= 0, or log(1 + log(1 + x)) for "log1p_relu"."""
     x = jnp.log1p(x)
     return jnp.log1p(x) if saturation == "log1p_relu" else x
 
 
 def _slope(saturated: jax.Array, saturation: Saturation) -> jax.Array:
-    """Returns the derivative of `_saturated` at the logit whose saturated value is given; 0 at 0."""
+    """Returns the derivative of `saturated` at the logit whose saturated value is given; 0 at 0."""
     # With y = log(1 + x), dy/dx = exp(-y). With y = log(1 + log(1 + x)), dy/dx = exp(-y) * exp(1 - exp(y)).
     slope = jnp.exp(-saturated)
     if saturation == "log1p_relu":

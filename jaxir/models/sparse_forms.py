@@ -32,7 +32,7 @@ _NORM_EPSILON = 1e-5  # added to the deviation by `SparseAutoEncoder` of sentenc
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class SparseStaticConfig(SparseConfig):
-    """Stored weights of tokens, such as inverse document frequencies: a text has those of its tokens, once.
+    """Stored weights, such as inverse document frequencies: a text's vector has each token's weight once.
 
     Attributes:
       backbone: the table of weights, of width 1.
@@ -85,13 +85,13 @@ class SparseStaticModel(layers.Summarised):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AutoEncoder:
-    """A sparse autoencoder: linear maps into `dimension` codes, of which `top` are kept, and back.
+    """A sparse autoencoder: a linear map to `dimension` codes, of which `top` are kept, and a map back.
 
     Attributes:
       dimension: H, the number of codes.
-      top: the number of codes that are kept, the largest; those below 0 are 0.
+      top: the number of codes that are kept, the largest ones; kept codes below 0 become 0.
       auxiliary: the number of unused codes that training in sentence-transformers reads, `k_aux`.
-      dead_threshold: the number of training steps after which a code counts as unused there.
+      dead_threshold: the number of steps of that training after which a code counts as unused.
       normalize: whether a vector is standardised first: its mean becomes 0 and its deviation 1.
     """
 
@@ -153,7 +153,7 @@ class SparseCodesModel(DualEncoderModel):
 
     @checked_shapes
     def encode(self, ids: Int[Array, "B L"], **how: Any) -> Float[Array, "B H"]:
-        """Returns all codes that are at least 0, float32 [B, H]: those of the largest are kept by the caller.
+        """Returns all codes, float32 [B, H], with 0 for those below 0; the caller keeps the largest.
 
         The arguments are those of `DualEncoderModel.encode`.
         """
@@ -187,7 +187,7 @@ class PooledTokensConfig(SparseConfig):
 
     Attributes:
       backbone: the encoder.
-      token_modules: what follows for each token's vector, in order.
+      token_modules: modules that are applied, in this order, to each token's vector from the encoder.
       pooling: "max" or "sum" over the tokens of a text.
       saturation: see `SparseEncoderConfig`.
       max_active_dims: see `SparseConfig`.

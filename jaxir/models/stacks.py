@@ -28,8 +28,8 @@ def make_stack(
     """Makes a stack of `num` blocks, `make_block(rngs)` each, or `make_block(kinds[i], rngs)` with `kinds`.
 
     Without `scan` the stack is a list. With `scan` it is one block whose parameters have a leading axis
-    "layers". If blocks differ in kind, it is a dict with such a block for each kind, by its layers' numbers:
-    "of_0_1_3". All forms have the same initial values for the same `rngs`.
+    "layers". If blocks differ in kind, it is a dict with such a block for each kind; its key lists the layers
+    of the kind, such as "of_0_1_3". All forms have the same initial values for the same `rngs`.
     """
     keys = None if outlining() else jax.random.split(rngs.params(), num)
 
@@ -95,7 +95,7 @@ def run_stack(
     a block before any enters the next, so that the block's weights are gathered once.
 
     Args:
-      blocks: a list, or one block of stacked parameters for `jax.lax.scan`, or one for each kind.
+      blocks: a list, one block of stacked parameters for `jax.lax.scan`, or a dict of one for each kind.
       xs: inputs of the first block.
       args: for each batch, further arguments of every block.
       remat: what the backward pass recomputes (jax.checkpoint).
@@ -172,7 +172,7 @@ def _scan_groups(
         return found
 
     def run(xs: tuple, part: Sequence[int], states: dict, keys: tuple, own: tuple) -> tuple:
-        """Runs the layers `part`; stacked arguments have one row for each of them, states one of its kind."""
+        """Runs the layers `part`; `keys` and `own` have a row for each, `states` one for each of its kind."""
         done, begin = dict.fromkeys(states, 0), 0
         for name, several in itertools.groupby(part, key=kind.get):
             count = len(list(several))

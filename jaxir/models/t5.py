@@ -5,7 +5,7 @@ position biases. Attention logits are not divided by sqrt(K); the initialisation
 
 Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
 text or from none, and an attention weight for all queries or for none. This needs a random number for each
-text and feature. By the TPU compiler's estimate, a number for each element would be a step's largest cost.
+text and feature. By the TPU compiler's estimate, one for each element would be a step's largest cost.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ _T5 = HuggingFace(
     written={"is_encoder_decoder": False, "use_cache": False, "eos_token_id": 1},
     read_more=_read_feed_forward,
     write_more=_write_feed_forward,
-    # Names of the same table of token vectors. (In T5 1.1 lm_head has its own table.)
+    # Other names of the table of token vectors. (In T5 1.1 lm_head has its own table.)
     aliases={"shared.weight": ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")},
     left_out=("decoder.", "encoder.embed_tokens.", "lm_head", "classifier."),
     begins=False,

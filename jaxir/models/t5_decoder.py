@@ -140,7 +140,7 @@ class _Block(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         y, cache = self.attention.extend(self.attention_norm(x), cache, bias=bias)
         x = layers.constrain_activation(x + y)
-        # Outputs of one text become further queries to its memory, so the memory need not be repeated.
+        # Treat the outputs of one text as further queries to its memory, so that memory need not be repeated.
         queries = self.cross_attention_norm(x).reshape(len(memory_mask), -1, x.shape[2])
         y = self.cross_attention.recall(queries, memory, memory_mask)
         x = layers.constrain_activation(x + y.reshape(x.shape))

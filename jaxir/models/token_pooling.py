@@ -20,7 +20,7 @@ class TokenPooling:
       factor: about 1 / factor of the vectors are kept; at least 1.
       protected: number of vectors at the start of a text, such as that of [CLS], that are kept as they are.
       normalize: whether the results get length 1.
-      queries: whether queries are pooled, too, and not passages alone.
+      queries: whether queries are pooled, too; else only passages.
     """
 
     factor: float

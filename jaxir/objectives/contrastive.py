@@ -110,8 +110,8 @@ def embed_by(
     """Embeds the texts of a batch by a model's method, which takes all texts at once.
 
     Args:
-      read: maps (token ids [B, L], tower, dropout key) of several batches to what it makes of each: arrays
-        [B, D] or texts of `jaxir.losses`, such as `TokenVectors`.
+      read: the method, which maps (token ids [B, L], tower, dropout key) of several batches to a result for
+        each: arrays [B, D] or texts of `jaxir.losses`, such as `TokenVectors`.
       batch: query_ids [B, Lq], passage_ids [B, Lp] and, if given, negative_ids [B, N, Lp].
       key: for dropout; None: no dropout.
     """

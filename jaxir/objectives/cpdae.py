@@ -40,7 +40,7 @@ class CPDAE(MaskedTextObjective):
     is the mean over the masked texts, and L_MLM is the mean over their masked tokens. L_CL is the sum over
     the B texts, as in the paper, so its part of the loss grows with the batch. The special first and last
     token ([CLS], [SEP]) are not words. A text that occurs twice in a batch is not a negative of itself. In
-    evaluation (no key) the two maskings are always the same.
+    evaluation (no key) every call masks the same tokens.
 
     Attributes:
       contrast: what L_CL compares: "words": the word distributions; "vectors" (the paper's CPDAE_R): the

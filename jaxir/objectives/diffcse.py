@@ -42,15 +42,15 @@ class DiffCSE(Objective):
     m x is a text x with some tokens masked. A frozen masked language model G fills the masks: x'' = G(m x). A
     discriminator D, initially a copy of the encoder f, reads x'' with h = f(x) in place of its first token
     ([CLS]). D predicts for each token whether it is the token of x. Its gradient reaches f only through h
-    (2.3):
+    (eq. 2.3):
 
         loss = L_contrast + weight * L_RTD
         L_RTD = 1 / N sum_i sum_t -1[x''_t = x_t] log D(x'', h, t) - 1[x''_t != x_t] log(1 - D(x'', h, t))
 
-    The thesis sums both over the N texts of a batch; here both are means. The sum over t excludes padding
-    and the first token, which h replaces. Texts without words are left out. h is the pooled vector after the
-    projector, not normalised; the contrastive loss uses the same vector. D, G and the projector are not
-    exported.
+    The thesis sums both losses over the N texts of a batch; here both are means. The sum over t excludes
+    padding and the first token, which h replaces. Texts without words are left out. h is the pooled vector
+    after the projector, not normalised; the contrastive loss uses the same vector. D, G and the projector are
+    not exported.
 
     With `follow="paper"` each masked token becomes the most likely token according to G, as in the thesis.
     With `follow="code"`, as in its authors' code, only 80 % of the chosen tokens are masked; 10 % become a
@@ -78,10 +78,12 @@ class DiffCSE(Objective):
         (conditional MLM, Yang et al. 2021); "corrective": D predicts each token of x from x'', by copying
         the token that it reads (with probability c) or by predicting a token:
         -log(1[x''_t = x_t] c + (1 - c) P(x_t)) (COCO-LM, Meng et al. 2021).
-      head: `PretrainedMaskedLM(...)`, whose head initialises D's for "mlm" and "corrective"; None: random.
+      head: `PretrainedMaskedLM(...)`, whose output head initialises D's for "mlm" and "corrective"; None:
+        random.
       projector: applied to h: "batch_norm", two layers with BatchNorm over the global batch and all views;
         "tanh", BERT's pooler; "none".
-      pooler: `PretrainedPooler(...)` of jaxir.interop.build, which initialises "tanh"; None: random.
+      pooler: `PretrainedPooler(...)` of jaxir.interop.build, which initialises the projector "tanh"; None:
+        random.
       follow: whether details that differ follow the "paper" or the authors' "code".
       chunks: the number of parts for gradient caching, see `Contrastive`. G and D use these parts, too.
     """

@@ -24,7 +24,8 @@ SCORES = ("passage_score", "negative_scores")
 class Distillation(LossObjective):
     """Fits the scores of a query's positive and hard negatives to a teacher's scores, which the data contain.
 
-    `jaxir.mine --teacher=SPEC` writes such data. To train on labels, too, add `Contrastive` by `WeightedSum`.
+    `jaxir.mine --teacher=SPEC` writes such data. To train on labels, too, put it and `Contrastive` into a
+    `WeightedSum`.
 
     Attributes:
       loss: a loss of `jaxir.losses.distillation` with its settings bound.

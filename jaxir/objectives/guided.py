@@ -64,7 +64,8 @@ class Guided(Contrastive):
         guide = self.guide_of(self.embed(auxiliary["guide"], batch))
         keys = {name: batch.get(name) for name in KEYS}
         loss, metrics = self.loss(*self.embed(model, batch, key), **keys, guide=guide)
-        # Each query with the passage of the next row: a sample of the batch that costs no [B, B] array.
+        # Compare each query with the passage of the next row: a sample of the batch that needs no [B, B]
+        # array.
         other = jnp.einsum("bd,bd->b", guide.query, jnp.roll(guide.passage, -1, axis=0), precision="highest")
         metrics |= {"masked_by_guide": (other > guide.limit).astype(jnp.float32).mean()}
         if guide.negatives is not None:

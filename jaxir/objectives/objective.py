@@ -42,7 +42,9 @@ _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 RandomKey = jax.Array | None  # None: no dropout and no random choices, as in evaluation
-InSteps = Callable[[str, float], int]  # maps a setting's name and value, perhaps a share, to steps of the run
+InSteps = Callable[
+    [str, float], int
+]  # (a setting's name, its value as steps or as a share of the run) -> steps
 
 
 class Corpus(Protocol):

@@ -154,7 +154,7 @@ class PROP(MaskedTextObjective):
 class WordSets(NamedTuple):
     """Two word sets of each of B documents."""
 
-    ids: jax.Array  # int32 [B, 2, most_words + 2], between the document's special first and last token
+    ids: jax.Array  # int32 [B, 2, most_words + 2], each between the special first and last token
     log_p: jax.Array  # float32 [B, 2], the logarithm of each set's probability
 
 

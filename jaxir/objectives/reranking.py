@@ -56,7 +56,7 @@ class ScoringObjective(LossObjective):
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 @checked
 class Reranking(ScoringObjective):
-    """Applies the loss to the scores of each query's positive and hard negatives; there are no others.
+    """Applies the loss to the scores of each query's positive and hard negatives; no others are scored.
 
     Attributes:
       loss: a loss of `jaxir.losses.ranking` with its settings bound, called as

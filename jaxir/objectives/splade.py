@@ -31,8 +31,8 @@ class Sparsity:
         ramp(step) * (lambda_q * R_q + lambda_d * R_d) + anti_zero * (Z_q + Z_d)
 
     where ramp(step) = min(1, step / regularizer_warmup)^2 (Formal et al. 2021, arXiv:2109.10086, section 3.2)
-    and Z is `losses.sparsity.anti_zero`. The sum equals `SpladeLoss` of sentence-transformers 6.2 without
-    Z. In evaluation the ramp is 1.
+    and Z is `losses.sparsity.anti_zero`. Without Z, the sum is that of `SpladeLoss` of sentence-transformers
+    6.2. In evaluation the ramp is 1.
 
     Attributes:
       lambda_q: weight of the queries' regulariser; 0: none.
@@ -54,7 +54,8 @@ class Sparsity:
         """Returns the sum of the regularisers at a step (None: in evaluation), and metrics.
 
         `query_active_dims` and `passage_active_dims` are the mean numbers of weights of a text that are not
-        0. `flops` is the expected number of products of a query with a passage (Paria et al., section 3).
+        0. `flops` is the expected number of products of a query with a passage (Paria et al. 2020, section
+        3).
         """
         query, passage, negatives = embeddings
         if negatives is not None:

@@ -188,7 +188,7 @@ def _check_takes_step(weight: Callable[..., Any], name: str) -> None:
 
 def _of_part(auxiliary: Any, name: str) -> Any:
     """Returns the auxiliary module of the objective `name` of the sum, or None."""
-    # Not with getattr, because `name` may equal the name of a method of every module, such as `train`.
+    # Do not use getattr: `name` may equal the name of a method of every module, such as `train`.
     return None if auxiliary is None else vars(auxiliary).get(name)
 
 
