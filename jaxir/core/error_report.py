@@ -38,7 +38,7 @@ def explain(error: BaseException) -> Fault:
     # Only `Path.resolve` of Python 3.11 and 3.12 raises no OSError for a loop of links.
     if isinstance(error, RuntimeError) and (loop := re.fullmatch("Symlink loop from '(.*)'", str(error))):
         return Fault(_of_system(OSError(errno.ELOOP, os.strerror(errno.ELOOP), loop[1])), 1)
-    # A file name that os.fsdecode made.
+    # The text has a file name that os.fsdecode made of bytes which are not UTF-8.
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
         text = error.object if len(error.object) <= 80 else f"...{error.object[error.start :]:.80}"
         return Fault(

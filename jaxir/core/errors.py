@@ -12,7 +12,7 @@ _HASH = re.compile(r",? ?(?:\bhash )?\b[0-9a-f]{12,}\b")
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived. Raised as Ctrl-C raises KeyboardInterrupt, so that context managers clean up."""
+    """Raised when SIGTERM arrives, as KeyboardInterrupt on Ctrl-C, so that context managers clean up."""
 
 
 class UserError(Exception):

@@ -72,7 +72,7 @@ def hearing_terminals_end() -> Iterator[None]:
     """
 
     def stop(number: int, frame: object) -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the kernel and the shell both send SIGHUP
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # kernel and shell both send it: ignore the second
         for descriptor in (1, 2):
             try:
                 termios.tcgetattr(descriptor)

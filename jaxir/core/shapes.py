@@ -10,7 +10,7 @@ P, R = ParamSpec("P"), TypeVar("R")
 def checked_shapes(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator: checks arguments and result against their annotations, such as Float[Array, "B D"].
 
-    The check is made at the first call. Making all of them at import takes a tenth of a command's start, and
+    The first call makes the check. To make all checks at import would take a tenth of a command's start, and
     most are for code that a command does not run.
 
     Raises:

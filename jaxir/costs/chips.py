@@ -40,8 +40,8 @@ class Chip:
         return tuple(size == 16 for size in shape)
 
 
-# Sources for TPUs. Memory: as libtpu 0.0.42 reports it; published are 32, 16, 95 and 32 GB.
-# Peak and memory bandwidth: cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}.
+# Sources for TPUs. Memory is what libtpu 0.0.42 reports; the published sizes are 32, 16, 95 and 32 GB. Peak
+# rates and memory bandwidth are from cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}.
 # Link bandwidth (nine tenths of the published 50 and 100 GB/s), network bandwidth (approximate) and vector
 # rate: "How to Scale Your Model" (jax-ml.github.io/scaling-book/tpus). A core's vector unit has 8 x 128 lanes
 # of 4 units (two on v4) at 1.05 to 1.75 GHz; v4 and v5p have two cores.
@@ -56,8 +56,8 @@ _TPUS = (
 
 # Sources for GPUs: NVIDIA's data sheets of SXM boards (A100 80 GB, H100, H200), DGX B200, and L4 and L40S on
 # PCIe 4.0 x16. Rates are dense; link bandwidth is half of NVLink's two-way figure.
-# Memory is the published size. The driver leaves about as much if XLA may use all of it
-# (XLA_PYTHON_CLIENT_MEM_FRACTION is .75 by default).
+# Memory is the published size. Programs can use about as much if XLA may use all memory; by default it may
+# use three quarters (XLA_PYTHON_CLIENT_MEM_FRACTION).
 # Network bandwidth is approximate: one 400 Gb/s adapter a GPU (DGX H100, H200, B200), 200 Gb/s (DGX A100),
 # 100 Gb/s shared by the node (L4, L40S).
 # An elementwise operation is half of a float32 multiply-add. A float32 product runs at the float32 peak at

@@ -54,7 +54,7 @@ def read(program: Program, mesh: Mesh) -> list[Collective]:
 
 
 def begun(program: Program, instruction: Instruction, mesh: Mesh) -> Iterator[tuple[Instruction, Collective]]:
-    """Yields the collectives that an instruction starts, itself or fused into it, each counted once."""
+    """Yields the collectives that an instruction starts by itself or as a fusion, each counted once."""
     kind = _kind(instruction)
     starts = [(instruction, kind)] if kind else []
     if instruction.op == "fusion":
@@ -165,7 +165,7 @@ def _ids(text: str | None, count: int) -> np.ndarray:
 
 
 def _along(ids: np.ndarray, names: list[str], wanted: str) -> list[list[int]]:
-    """Returns the groups along axes such as "'a','b':(2)4": size 4, after a part of size 2."""
+    """Returns the groups along axes such as "'a','b':(2)4": (2)4 is size 4, after a part of size 2."""
     shape, chosen = list(ids.shape), []
     for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", wanted):
         at = names.index(name)

@@ -157,7 +157,7 @@ class _Walk:
         return _Took(seconds, memory, links)
 
     def _chains(self, instruction: Instruction) -> list[str]:
-        """Returns the chain ids of the multi-part collectives that an instruction belongs to or fuses."""
+        """Returns the ids of the chains (collectives in several parts) that an instruction has a part of."""
         inside = self.program.inside(instruction) if instruction.op == "fusion" else [instruction]
         found = (re.search(r'chain_id="?(\w+)', inner.attributes) for inner in inside)
         return list(dict.fromkeys(match[0] for match in found if match))

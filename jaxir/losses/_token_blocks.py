@@ -114,7 +114,7 @@ def similarities(queries: jax.Array, passages: jax.Array, mask: jax.Array) -> ja
 
 
 def largest(found: jax.Array, *, spare: int = 0) -> tuple[jax.Array, jax.Array]:
-    """Returns the maxima [Q, Lq, b] of similarities [Q, Lq, b, Lp] over passage tokens, and these tokens' numbers.
+    """Returns the maxima [Q, Lq, b] of similarities [Q, Lq, b, Lp] over Lp, and the tokens' numbers.
 
     The type of the numbers also holds `spare` further numbers, from Lp on.
     """

@@ -42,9 +42,7 @@ _TRAINER_METRICS = ("loss", "grad_norm", "learning_rate")
 Batch = Mapping[str, jax.Array]
 Metrics = dict[str, jax.Array]
 RandomKey = jax.Array | None  # None: no dropout and no random choices, as in evaluation
-InSteps = Callable[
-    [str, float], int
-]  # (a setting's name, its value as steps or as a share of the run) -> steps
+InSteps = Callable[[str, float], int]  # (setting's name, value: steps or a share of the run) -> steps
 
 
 class Corpus(Protocol):

@@ -48,7 +48,7 @@ def longest(length: int, kinds: tuple[Kind, ...], share: float) -> int:
 
 
 def most_inserted(length: int, share: float) -> int:
-    """Returns the maximum number of tokens inserted into a text of `length` tokens, of which 2 are special."""
+    """Returns the maximum number of tokens inserted into a text of `length` tokens, with 2 special ones."""
     return max(1, round(share * (length - 2)))
 
 

@@ -19,7 +19,7 @@ from jaxir.runtime.partitioning import MESH_AXES, MeshConfig, Partitioner
 
 # A change is offered only if the step then uses at most this share of the memory.
 _ROOM = 0.92
-# Maximum numbers of changes: offered, and checked by their shapes (which takes a second each).
+# Maximum numbers of changes: those offered, and those checked by tracing shapes (a second each).
 _OFFERED, _CHECKED = 4, 24
 
 
@@ -48,7 +48,7 @@ class Costs(NamedTuple):
     state: float  # parameters, optimizer state and gradients, all split by `fsdp`
     activations: Mapping[Remat, float]  # bytes kept for the backward pass, by remat policy
     rest: float  # work space, proportional to the rows per chunk
-    fixed: float  # unaffected by any change here
+    fixed: float  # bytes that no change here affects
     # Returns the bytes of a setting, without state and `fixed`, by tracing the step. Slower but more exact
     # than `of`, because the loss does not scale with the rows. None: use `of`.
     traced: Callable[[Setting], float] | None = None

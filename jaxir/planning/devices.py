@@ -17,7 +17,7 @@ from jaxir.core.installation import cache_directory, clone, pip_install
 from jaxir.core.progress import silenced
 from jaxir.costs.targets import Target
 
-# In a clone `make plan-tools` installs libtpu here, not in the environment, where it makes JAX seek TPUs.
+# In a clone, `make plan-tools` installs libtpu here. In the environment, libtpu would make JAX look for TPUs.
 TOOLS = root / ".plan-tools" if (root := clone()) else cache_directory() / "plan-tools"
 
 

@@ -16,7 +16,8 @@ from jaxir.costs.work import Work
 from jaxir.planning.prices import cost
 from jaxir.planning.program import CompilerSettings
 
-# Warning of plans under quick settings; measured on recipes with two encoders (docs/planning.md).
+# Warning of a plan compiled under quick settings. Its figures are of recipes with two encoders
+# (docs/planning.md).
 QUICK = (
     "compiled under quick settings: for models with two encoders memory is 7 to 15 % smaller than in"
     " training, HBM traffic and its time about twice as large; products and collectives are exact. Plan"

@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
     def useful_flops(self) -> float:
         """Returns the operations of a step's products over all chips, without recomputation."""
-        # Without kernels, because operations inside a kernel cannot be differentiated.
+        # Trace without kernels, because operations inside a kernel cannot be differentiated.
         with dataclasses.replace(self.partitioner, fused_attention=False)():
             return differentiated(self.forward, self.trained, self.state, self.batch)
 

@@ -118,7 +118,7 @@ class _Search:
         return ways
 
     def _beside(self, reference: Choice) -> list[Choice]:
-        """Returns the runnable choices that differ in one field."""
+        """Returns the runnable choices that differ from `reference` in one field."""
         ways = self._ways(reference)
         beside = [reference._replace(**{name: value}) for name, values in ways for value in values]
         return [choice for choice in beside if not self.refuse(choice)]

@@ -31,7 +31,7 @@ MAX_BYTES = 4 << 30
 GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1}
 # `Device.device_kind` of TPUs whose SparseCores can run collectives, and the options for that. Gathers,
 # reductions and scatters then overlap what follows. The compiler's fusion of collectives into products is
-# off, because the two exclude each other. MaxText and torchprime use some of these options on v6e.
+# off, because it and SparseCores exclude each other. MaxText and torchprime use some of these options on v6e.
 SPARSE_CORES = ("TPU v5", "TPU v5p", "TPU v6 lite", "TPU v6e")
 SPARSE_CORE_OPTIONS = {
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,
@@ -116,7 +116,7 @@ def compile_step(lowered: jax.stages.Lowered, partitioner: Partitioner) -> jax.s
 
 
 def aside(function: Callable[[], T]) -> T:
-    """Calls a function on another thread and returns its result; signals reach this process meanwhile.
+    """Calls a function on another thread and returns its result; the main thread handles signals meanwhile.
 
     XLA ignores signals for minutes. A command that is stopped exits without waiting for XLA (`cli.end`).
     """
@@ -136,7 +136,7 @@ def aside(function: Callable[[], T]) -> T:
 
 
 def _remove_half_written(directory: Path) -> None:
-    """Removes programs without an access time, which a killed process did not finish.
+    """Removes programs that a killed process did not finish, which lack a file with the access time.
 
     If such a program exists, JAX stores no further programs. Recent programs are kept: another process may
     be writing them.

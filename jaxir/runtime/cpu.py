@@ -31,7 +31,7 @@ _SYSTEM = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def restart_with_huge_pages(module: str) -> None:
     """Restarts `python -m MODULE` with a malloc that uses huge pages; call before heavy imports.
 
-    With pages of 4 KiB the kernel takes a quarter of a run's time for buffers. glibc reads the
+    With pages of 4 KiB the kernel needs a quarter of a run's time to provide buffers. glibc reads the
     setting only at process start. There is no restart without glibc, with --help, with GLIBC_TUNABLES set,
     under a debugger or launcher, or if the kernel ignores requests for huge pages.
     """

@@ -187,7 +187,7 @@ class _Heartbeat(threading.Thread):
         else:
             whose, status = error_report.blame(error)
             reason = f"{whose}: {type(error).__name__}: {first_line:.160}"
-            # Printed, not written to a file, which could be lost with a machine of a pod.
+            # Print the traceback: a file with it could be lost with a machine of a pod.
             with contextlib.suppress(OSError):  # the readers of the streams may be gone
                 traceback.print_exception(error)
         with contextlib.suppress(jax.errors.JaxRuntimeError):

@@ -226,7 +226,8 @@ def batch_shards(rows: int) -> int:
 def constrain(x: jax.Array, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> jax.Array:
     """Constrains an activation to the sharding of `axes`, if a partitioner is in force.
 
-    `shape` has the number of units to divide in each dimension if it is not the size: H for [..., H K].
+    `shape` has the number of units to divide in each dimension if that is not the dimension's size: H for
+    [..., H K].
     """
     partitioner = _IN_FORCE.get()
     if partitioner is None:
@@ -299,10 +300,10 @@ def _look_up_backward(partitioner, axes, dtype, kept, gradient):
 
     def of_own_rows(ids, gradient):
         first = jax.lax.axis_index(others[0]) * rows if others[0] else 0
-        places = jnp.where(ids >= first, ids - first, rows)  # out of range, so dropped
+        places = jnp.where(ids >= first, ids - first, rows)  # other rows are out of range: dropped
         total = jnp.zeros((rows, gradient.shape[-1]), table.dtype)
         total = total.at[places].add(gradient.astype(table.dtype), mode="drop")
-        total = total.astype(dtype)  # exchanged in this dtype, like gradients of other weights
+        total = total.astype(dtype)  # the type in which devices exchange gradients of other weights, too
         for dimension, names in enumerate(scattered):
             if names:
                 # Stack the parts along the first dimension: for a reduce-scatter along the last dimension,

@@ -198,7 +198,7 @@ def _checked(recipe: Recipe) -> tuple[Recipe, Partitioner, Sequence[Evaluator]]:
 def _with_data(
     recipe: Recipe, loaded: LoadedModel, form: TextFormat, names: tuple[str, str]
 ) -> tuple[Recipe, Any, Any]:
-    """Returns a recipe with epochs as steps, its dataset with all padding, and the dataset to train on.
+    """Returns a recipe with epochs as steps, its dataset with full padding, and the data to train on.
 
     Prints how many texts are truncated; `names` are the names of the two settings of maximum length.
     """

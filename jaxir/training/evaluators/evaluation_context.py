@@ -61,7 +61,7 @@ class Examples:
 
 
 class TokenWeights(NamedTuple):
-    """Vectors of a sparse encoder, [B, V]: on the host they become a CSR matrix, for most are 0."""
+    """Vectors of a sparse encoder, [B, V]. On the host they become a CSR matrix, because most are 0."""
 
     weights: jax.Array
 
@@ -94,7 +94,7 @@ class BatchedFunction:
         self.size = min(batch_size, -(-self.count // divisor) * divisor)
 
     def compile(self, plan: Any, chunks: int = 1) -> None:
-        """Compiles the function for the model of a `train_state.Plan`; `chunks` is the objective's."""
+        """Compiles the function for the model of a `train_state.Plan`; `chunks` is that of the objective."""
         if self._chunked:
             divisor = self._partitioner.batch_divisor()
             self.size = -(-self.size // (chunks * divisor)) * divisor

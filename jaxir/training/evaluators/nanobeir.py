@@ -20,7 +20,7 @@ METRIC = "nDCG@10"
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class NanoBEIR(Evaluator):
-    """`NanoBEIR`, the mean nDCG@10 of NanoBEIR's collections; each one's is logged as `NanoBEIR/SET`.
+    """`NanoBEIR`, the mean nDCG@10 of NanoBEIR's collections; each collection's is logged as `NanoBEIR/SET`.
 
     Each evaluation encodes all documents, some thousand of each collection. Results with a query's own id are
     kept, as in sentence-transformers' evaluator of this name.
@@ -37,7 +37,7 @@ class NanoBEIR(Evaluator):
 
     def prepare(self, bench: Bench) -> Prepared:
         found = read_nanobeir(self.place, self.sets)
-        # One program for all queries and one for all documents, instead of two for each collection.
+        # Compile one program for all queries and one for all documents, instead of two for each collection.
         queries = [text for c in found.values() for text in c.queries]
         documents = [text for c in found.values() for text in c.documents]
         of_queries = bench.vectors(bench.tokens(queries, "query"), "query")

@@ -49,8 +49,8 @@ def ideal_seconds(
 def planned(compiled: Any, partitioner: Partitioner) -> dict[str, float]:
     """Returns the figures that `jaxir.plan` estimates for a step, read from the compiled program.
 
-    These are the step's memory per device in GiB and, only on TPUs, its seconds at full speed: if operations
-    overlap completely, as the compiler scheduled them, and one after another (docs/planning.md). On other
+    They are the step's memory per device in GiB and, only on TPUs, its seconds at full speed in three cases:
+    operations overlap completely, as the compiler scheduled them, or not at all (docs/planning.md). On other
     devices, programs call libraries, whose work cannot be read.
     """
     try:

@@ -85,7 +85,7 @@ class RunDirectory:
         return log
 
     def mark_complete(self, how: str | None) -> None:
-        """Writes `how` the run ended to RUN/COMPLETE, unless the file has it; None removes the file."""
+        """Writes `how` the run ended to RUN/COMPLETE, unless the file says so; None removes the file."""
         path = self.path / COMPLETE
         if jax.process_index() != 0:
             return

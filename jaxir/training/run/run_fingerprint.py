@@ -84,7 +84,8 @@ class _Describer:
             return self._call(value, {})
         if dataclasses.is_dataclass(value):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-            # Earlier versions only recorded fields. Other settings count as defaults, which may be added.
+            # Earlier versions only recorded fields. Count other settings as defaults, which a resumed run may
+            # add.
             later = beyond_fields(value, class_attributes=self._class_attributes)
             return self._listed(type(value).__qualname__, later | fields, later | _defaults(value))
         if isinstance(value, Mapping):
@@ -129,7 +130,7 @@ class _Describer:
             later = enclosed(core)
             if not is_installed(core):
                 later[CODE] = code_of(core, self.text)
-        # Earlier versions recorded neither closures nor code. List them as defaults, which may be added.
+        # Earlier versions recorded neither closures nor code. Count them as defaults, which may be added.
         return self._listed(_name(core), later | values, defaults | later)
 
     def _listed(self, name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
@@ -217,7 +218,7 @@ def _normal(defaults: Collection[str]) -> set[str]:
 
 
 def _other_code(was: ast.expr, now: ast.expr) -> bool:
-    """Returns whether two texts of `code_of` differ; False for two versions of Python, whose code differs."""
+    """Returns whether two texts of `code_of` differ; False if they are from two versions of Python."""
     (version, digest), (other_version, other_digest) = (ast.literal_eval(x).split() for x in (was, now))
     return version == other_version and digest != other_digest
 

@@ -84,7 +84,7 @@ def disagreement(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None
 
 
 def check_alike(settings: Mapping[str, Any]) -> None:
-    """Raises a UserError, in all processes, if one has other settings or weights than process 0."""
+    """Raises a UserError in all processes if any process has other settings or weights than process 0."""
     first, *others = map(json.loads, of_all(json.dumps(settings)))
     for number, own in enumerate(others, start=1):
         for name in sorted({*own, *first}, key=lambda name: (name in _HASHED, name)):
@@ -128,7 +128,7 @@ def _unlike(was: Any, given: Any) -> str:
 
 
 def _arrays(fingerprint: Any) -> Mapping[str, Any]:
-    """Returns an auxiliary's fingerprint as a dict; it is None without auxiliary, or a hash in old runs."""
+    """Returns an auxiliary's fingerprint as a dict, also from None (no auxiliary) or a hash (old runs)."""
     if fingerprint is None:
         return {"hash": None, "arrays": {}}
     return {"hash": fingerprint, "arrays": None} if isinstance(fingerprint, str) else fingerprint

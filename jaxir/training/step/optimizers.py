@@ -277,7 +277,7 @@ def per_layer(transform: optax.GradientTransformation) -> optax.GradientTransfor
     """
 
     def along(params: Any) -> tuple[Any, Any]:
-        # Returns the dimensions that vmap maps over, for parameters and for the state; None outside stacks.
+        # The dimensions that vmap maps over, for parameters and for the state; None outside stacks.
         axes = jax.tree_util.tree_map_with_path(lambda path, _: 0 if in_stack(path) else None, params)
         state = jax.eval_shape(transform.init, params)
         factored = isinstance(state, optax.FactoredState)

@@ -52,7 +52,7 @@ class Plan(NamedTuple):
       abstract: a TrainState of sharded shapes and types, with which a checkpoint is restored.
       auxiliary: the graphdef of the objective's auxiliary module, or None.
       frozen: names of parameters that are not trained.
-      unsaved: names of those of them that checkpoints leave out, because the run's base model has them.
+      unsaved: names of frozen parameters that checkpoints leave out, because the run's base model has them.
       halved: names of the model's parameters that are kept in bfloat16 (`halve_frozen`).
     """
 
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
     halved: frozenset[str] = frozenset()
 
     def saved(self, state: TrainState) -> TrainState:
-        """Returns what a checkpoint holds of a state, or of the layout of one."""
+        """Returns the part of a state, or of the layout of a state, that a checkpoint holds."""
         if self.unsaved:
             state = state._replace(params=select(state.params, lambda name: name not in self.unsaved))
         return state._replace(params=self.whole(state.params))
@@ -129,8 +129,8 @@ def plan_state(
       auxiliary: the objective's auxiliary module.
       frozen: patterns of names of parameters that are not trained, so they have no gradients and moments. If
         the model has adapters, all of its base is frozen, too.
-      elsewhere: which parameters of the base are stored elsewhere, so that no checkpoint holds them; None:
-        none.
+      elsewhere: maps the name of a parameter of the base to whether it is also stored elsewhere, so that
+        checkpoints leave it out; None: checkpoints leave nothing out.
     """
     graphdef, variables, _ = nnx.split(model, nnx.Param, ...)
     if found := unexpected_array(model, nnx.Param):
@@ -237,10 +237,10 @@ def initial_state(
 
 
 def halve_frozen(model: nnx.Module, plan: Plan, state: TrainState) -> tuple[Plan, TrainState]:
-    """Keeps frozen kernels and tables in bfloat16 if their products and their values are in bfloat16.
+    """Keeps frozen kernels and tables in bfloat16 if they are multiplied in it and all their values fit it.
 
-    That holds for models stored in bfloat16. The step computes the same numbers, in half of the memory for
-    these parameters, and checkpoints hold float32 as ever (`Plan.saved`). `model` gets the same arrays.
+    The values fit in models that were stored in bfloat16. The step computes the same numbers, in half of the
+    memory for these parameters. Checkpoints still hold float32 (`Plan.saved`). `model` gets the same arrays.
     """
     leaves = traverse_util.flatten_dict(state.params)
     low = {name_of(path) for path in stored.only_in_bfloat16(model)} & plan.frozen
