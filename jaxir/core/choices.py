@@ -51,7 +51,7 @@ def rules_of(function: Callable[..., Any]) -> Rules:
 def with_flags_of(
     *settings: type, only: Collection[str] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds dataclass fields to a command's parameters; its `**given` gets those that a caller gives.
+    """Adds dataclass fields to a command's parameters; its `**given` gets the fields that a caller sets.
 
     A required field stays required if all dataclasses have it. If several dataclasses have a field, the
     first one documents it. The command's `of_settings` has the names of the fields.

@@ -19,7 +19,7 @@ from jaxir.core.platforms import missing_device
 
 INTERNAL = 70  # exit status EX_SOFTWARE of sysexits.h
 KEPT = 20  # number of tracebacks in the user's cache; older ones are removed
-OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # failed writes; their OSError has no path
+OF_OUTPUTS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # numbers of failed writes, whose OSError has no path
 
 
 class Fault(NamedTuple):
@@ -115,7 +115,7 @@ def _kept(error: BaseException) -> str:
     """Writes a traceback to the user's cache, else to the temporary directory; returns where it is."""
     text = "".join(traceback.format_exception(error))
     for place in (lambda: cache_directory() / "tracebacks", lambda: Path(tempfile.gettempdir())):
-        with contextlib.suppress(OSError):  # `gettempdir` raises one if no directory is writable
+        with contextlib.suppress(OSError):  # `gettempdir` raises an OSError if no directory is writable
             directory = place()
             directory.mkdir(parents=True, exist_ok=True)
             moment = time.strftime("%Y%m%d-%H%M%S")

@@ -20,12 +20,12 @@ class Collective(NamedTuple):
     """Identical collectives of one step."""
 
     kind: str  # one of `KINDS`
-    axes: tuple[str, ...]  # the mesh axes that it crosses
-    bytes: int  # size of the whole array that it gathers, reduces or moves
+    axes: tuple[str, ...]  # the mesh axes that the collective crosses
+    bytes: int  # size of the whole array that is gathered, reduced or moved
     count: int  # number of executions in a step
     group: int  # number of participating chips
     members: tuple[int, ...]  # positions in the mesh of the chips of one group
-    arrays: tuple[Array, ...]  # the arrays that it gathers, reduces or moves
+    arrays: tuple[Array, ...]  # the arrays that are gathered, reduced or moved
     source: str  # JAX's name of the operation that the collective comes from
 
     @property

@@ -29,7 +29,7 @@ class Array(NamedTuple):
 
     dtype: str  # XLA's name of the element type
     shape: tuple[int, ...]
-    on_chip: bool  # whether it is in the chip's own memory, not in HBM
+    on_chip: bool  # whether the array is in the chip's own memory, not in HBM
 
     @property
     def size(self) -> int:

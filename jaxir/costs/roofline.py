@@ -14,7 +14,7 @@ from jaxir.costs.work import Work
 
 
 class Roofline(NamedTuple):
-    """Seconds that each kind of work of a step takes on a chip, if it runs by itself at full speed."""
+    """Seconds that each kind of work of a step takes on a chip, if no other work runs, at full speed."""
 
     compute: float  # seconds of matrix products
     vector: float | None  # seconds of elementwise operations; None if unknown

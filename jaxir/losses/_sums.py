@@ -76,7 +76,7 @@ class DenseSums(NamedTuple):
             if self.negatives is None:
                 return pairs, None
             return pairs, _rows.logits(self.query, _rows.flat(self.negatives), self.temperature)
-        # Tokens of passages and of hard negatives compete for the same places.
+        # XTR keeps the `xtr_k` nearest tokens of passages and hard negatives together.
         listed = None if self.negatives is None else self.passage.before(self.negatives)
         columns = self.passage if listed is None else listed.flat
         x = xtr(*self.query[:2], *columns[:2], top_k=self.xtr_k) / self.temperature

@@ -46,7 +46,7 @@ class TokenVectors(NamedTuple):
         return TokenVectors(*map(split, self[:2]))
 
     def before(self, lists: "TokenVectors") -> "TokenVectors":
-        """Each text [B, L, D] as the first of its list [B, N, L', D]: [B, 1 + N, max(L, L'), D]."""
+        """Returns [B, 1 + N, max(L, L'), D]: each text [B, L, D], then its list [B, N, L', D]."""
         length = max(x.mask.shape[-1] for x in (self, lists))
 
         def joined(one: jax.Array, more: jax.Array) -> jax.Array:

@@ -99,9 +99,9 @@ _retrieved.defvjp(_forward, _backward)
 
 
 def _with_choices(top_k, num_blocks, ring, queries, query_mask, passages, passage_mask):
-    """Returns sums and numbers [Q, P], and the chosen tokens as `blocks.backward` takes them.
+    """Returns the results of `_retrieved`, and the chosen tokens in the form that `blocks.backward` takes.
 
-    On a mesh it runs on each device, and passages go round the ring, as in `blocks.around`.
+    On a mesh this function runs on each device, and passages go round the ring, as in `blocks.around`.
     """
     steps, total, length = 1 if ring is None else ring.size, *passage_mask.shape
 

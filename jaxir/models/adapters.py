@@ -31,7 +31,7 @@ _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Adapters:
-    """Which dense layers have an adapter, and its size: y = x W + b + (alpha / rank) x A B.
+    """Which dense layers have an adapter, and the adapters' size: y = x W + b + (alpha / rank) x A B.
 
     Attributes:
       rank: r, the number of columns of A [I, r] and of rows of B [r, O].
@@ -109,7 +109,7 @@ def any_layer(name: str) -> str:
 
 
 def within_encoder(name: str) -> str:
-    """Returns a dense layer's name without its encoder and layer: "attention.query"."""
+    """Returns a dense layer's name without its encoder's name and its layer's number: "attention.query"."""
     *_, last = any_layer(name).rpartition("layers.")
     first, _, rest = last.partition(".")
     return rest if first in _ENCODERS else last

@@ -229,7 +229,7 @@ def attention(
 ) -> Float[Array, "B T H K"]:
     """Attends from every position to the visible ones: softmax(scale q k^T + bias) v, softmax in float32.
 
-    Results at positions that see no other are undefined. Without `dropout_key` nothing is dropped. The fused
+    A position that sees no key has an undefined result. Without `dropout_key` nothing is dropped. The fused
     kernels of GPUs do not support dropout.
 
     Args:
@@ -241,7 +241,7 @@ def attention(
       bias_of_text: whether each text has its own bias.
       scale: factor of the logits; 1.0 for T5.
       causal: whether a position sees no later positions.
-      window: the largest distance at which a position sees another; None: any.
+      window: the largest distance at which a position sees another; None: any distance.
       start: position of the first query among the keys; None: 0. `causal` and `window` then need T = S.
       crossed: whether the keys belong to another text (cross-attention); `mask` then describes that text.
       dropout_rate: probability of dropping an attention weight.

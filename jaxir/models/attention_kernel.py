@@ -133,7 +133,7 @@ def backward(
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of query, key, value, the norms' scales (if any) and the bias [H, S, T] (if any).
 
-    `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of its first. The
+    `sums` is the second result of `forward`, and `gradient` [B, L, H K] the gradient of the first result. The
     gradient of the scales is float32 [H / together, 3, K], for each group of heads.
     """
     shape = _Grid(query, kind)

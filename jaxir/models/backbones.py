@@ -48,8 +48,8 @@ class BackboneConfig:
       embed_dim: E, the width.
       num_layers: number of blocks.
       max_positions: maximum number of tokens per text; None: no limit.
-      num_token_types: rows of the token type table; 0: no table. With more than one the encoder's `__call__`
-        takes `token_types` [B, L].
+      num_token_types: rows of the token type table; 0: no table. If there are several rows, the encoder's
+        `__call__` takes `token_types` [B, L].
       dtype: the type of matrix products and activations; parameters are float32.
       remat: what the backward pass recomputes of a block: nothing (False), all except matrix products
         ("products"), all except these and gathered weights ("weights"), all except what the kernels of TPUs
@@ -86,7 +86,7 @@ class BackboneConfig:
 
     @property
     def output_dim(self) -> int:
-        """The width of the encoder's output, which is that of its blocks unless a subclass says otherwise."""
+        """The width of the encoder's output: the width of its blocks unless a subclass overrides it."""
         return self.embed_dim
 
     @property

@@ -196,7 +196,7 @@ _FOLDERS = (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class BertConfig(BackboneConfig):
-    """The shape of a BERT encoder and how it is computed. The defaults are BERT base, uncased.
+    """The sizes and settings of a BERT encoder. The defaults are BERT base, uncased.
 
     Attributes:
       vocab_size: rows of the token table.
@@ -208,7 +208,7 @@ class BertConfig(BackboneConfig):
       reserved_positions: rows after the last position. RoBERTa counts positions from its padding id + 1 = 2;
         conversion moves the two unused rows to the end, so that positions start at 0. Only a padding token in
         the text itself reads one of these rows, the last.
-      family: the model family, with RoBERTa's layout, of the folder that it was read from; None: BERT,
+      family: the model family, with RoBERTa's layout, of the folder that the model was read from; None: BERT,
         DistilBERT or RoBERTa.
       num_token_types: rows of the token type table, of which the first is read unless types are given; 0: no
         table.

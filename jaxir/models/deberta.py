@@ -134,7 +134,7 @@ _FOLDER = HuggingFace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class DebertaConfig(BackboneConfig):
-    """The shape of a DeBERTa encoder and how it is computed. The defaults are DeBERTa-v3 base.
+    """The sizes and settings of a DeBERTa encoder. The defaults are DeBERTa-v3 base.
 
     Attributes:
       vocab_size: rows of the token table.
@@ -191,7 +191,7 @@ class DebertaConfig(BackboneConfig):
 
     @property
     def relative_span(self) -> int:
-        """Rows of the table of distances for one side."""
+        """Number of rows of the table of distances for one side: keys before the query, or keys after it."""
         return self.relative_buckets or self.relative_max_distance
 
     def make(self, *, rngs: nnx.Rngs) -> "Deberta":
@@ -312,8 +312,8 @@ class DisentangledAttention(Attention):
     ) -> Float[Array, "B L E"]:
         """Attends from x to itself.
 
-        `table` has a vector for each bucket of distances. `rows` are its rows for distances L - 1 ... -L, and
-        for -(L - 1) ... L.
+        `table` has a vector for each bucket of distances. `rows` are the rows of `table` for distances L - 1
+        ... -L, and for -(L - 1) ... L.
         """
         weights_key, table_key = layers.split_key(key, 2)
         query, keys, value = (self._heads(part(x)) for part in (self.query, self.key, self.value))

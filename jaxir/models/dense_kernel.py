@@ -1,9 +1,9 @@
 """Pallas kernels of dense layers with adapters (LoRA), norms and residuals, for TPUs.
 
 One kernel computes a gated feed-forward layer, y = x + W_o (f(W_0 n) * W_1 n) of n = RMSNorm(x). Its units
-[B, L, F] stay on the chip, and its backward pass recomputes them from x. Another computes several layers W_i
-of the same n. All weights are in the chip's memory at once. So only x, the results and their gradients move
-between HBM and the chip. The small products of an adapter cause no further transfers.
+[B, L, F] stay on the chip, and its backward pass recomputes them from x. Another kernel computes several
+layers W_i of the same n. All weights are in the chip's memory at once. So only x, the results and their
+gradients move between HBM and the chip. The small products of an adapter cause no further transfers.
 """
 
 import dataclasses

@@ -116,7 +116,7 @@ _WHOLE = dataclasses.replace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class EmbeddingGemmaConfig(BackboneConfig):
-    """The shape of EmbeddingGemma 2's text encoder and how it is computed. The defaults are the published
+    """The sizes and settings of EmbeddingGemma 2's text encoder. The defaults are the published
     ones.
 
     Attributes:
@@ -133,7 +133,7 @@ class EmbeddingGemmaConfig(BackboneConfig):
       gate_dim: units of the third part of a block.
       max_positions: maximum number of tokens per text.
       windows: for each layer the largest distance at which a token sees another; `attention.NO_WINDOW` for
-        layers without a window. Empty: no layer has one.
+        layers without a window. Empty: no layer has a window.
       rope_base: base of RoPE's angles in layers without a window.
       local_rope_base: base of RoPE's angles in layers with a window.
       layer_norm_epsilon: epsilon of every norm.

@@ -115,7 +115,7 @@ _FOLDER = HuggingFace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class GemmaConfig(BackboneConfig):
-    """The shape of a Gemma 3 encoder and how it is computed. The defaults are EmbeddingGemma 300M.
+    """The sizes and settings of a Gemma 3 encoder. The defaults are EmbeddingGemma 300M.
 
     Attributes:
       vocab_size: rows of the token table.
@@ -128,7 +128,7 @@ class GemmaConfig(BackboneConfig):
       max_positions: maximum number of tokens per text.
       causal: whether a token sees only the tokens before it.
       windows: for each layer the largest distance at which a token sees another; `attention.NO_WINDOW` for
-        layers without a window. Empty: no layer has one.
+        layers without a window. Empty: no layer has a window.
       attention_scale_from: s; attention's logits are multiplied by s^-1/2.
       rope_base: base of RoPE's angles in layers without a window.
       local_rope_base: base of RoPE's angles in layers with a window.

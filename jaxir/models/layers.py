@@ -32,7 +32,7 @@ Remat = bool | Literal["weights", "products", "kernels", "auto"]
 # Name of the kernels' inputs and results for `jax.checkpoint`, which keeps them as it keeps matrix products.
 # Therefore the forward pass of fused attention runs only once per step.
 FUSED = "fused_attention"
-# Its name for queries, keys and values that a kernel projects; they are kept as matrix products are, too.
+# Name, for `jax.checkpoint`, of queries, keys and values that a kernel projects, which are kept, too.
 PROJECTED = "projected"
 
 

@@ -240,7 +240,7 @@ _FOLDERS = (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class LlamaConfig(BackboneConfig):
-    """The shape of an encoder with Llama's blocks and how it is computed. The defaults are Qwen3 0.6B.
+    """The sizes and settings of an encoder with Llama's blocks. The defaults are Qwen3 0.6B.
 
     Attributes:
       model_type: the family, whose folders Hugging Face's transformers reads.
@@ -254,7 +254,7 @@ class LlamaConfig(BackboneConfig):
       max_positions: maximum number of tokens per text.
       causal: whether a token sees only the tokens before it.
       windows: for each layer the largest distance at which a token sees another; `attention.NO_WINDOW` for
-        layers without a window. Empty: no layer has one.
+        layers without a window. Empty: no layer has a window.
       query_key_norm: whether the heads of queries and keys are normalised.
       qkv_bias: whether the projections of queries, keys and values have biases.
       out_bias: whether the projection of attention's output has a bias.

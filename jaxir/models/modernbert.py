@@ -132,7 +132,7 @@ _FOLDER = HuggingFace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ModernBertConfig(BackboneConfig):
-    """The shape of a ModernBERT encoder and how it is computed. The defaults are ModernBERT base.
+    """The sizes and settings of a ModernBERT encoder. The defaults are ModernBERT base.
 
     Attributes:
       vocab_size: rows of the token table.

@@ -55,7 +55,7 @@ _FOLDER = HuggingFace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class MPNetConfig(bert.BertConfig):
-    """The shape of an MPNet encoder and how it is computed: see `bert.BertConfig`. The defaults are MPNet
+    """The sizes and settings of an MPNet encoder: see `bert.BertConfig`. The defaults are MPNet
     base."""
 
     kind: ClassVar[str] = "mpnet"

@@ -204,7 +204,7 @@ class MultiVectorModel(layers.Summarised):
 
     def _put(self, added: jax.Array, ids: jax.Array, key: jax.Array | None, x: jax.Array) -> jax.Array:
         """Returns the blocks' input x [B, L, E] with the vectors of added tokens."""
-        # Split the key like `StackEncoder`, for the same dropout masks.
+        # Split the key as `StackEncoder` does, to get the same dropout masks.
         dropout, *_ = layers.split_key(key, 3)
         return jnp.where(added[..., None], self.encoder.embed([ids], [dropout])[0], x)
 

@@ -33,7 +33,7 @@ class How:
     """How a parameter is quantised.
 
     Attributes:
-      kind: its numbers, "int8" or "nf4".
+      kind: the type of the numbers, "int8" or "nf4".
       axis: the axis along which blocks lie, -1 or -2.
       block: numbers per block.
     """

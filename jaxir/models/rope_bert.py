@@ -231,7 +231,7 @@ _JINA = _folder(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class RopeBertConfig(BackboneConfig):
-    """The shape of a BERT with RoPE and how it is computed. The defaults are Nomic's embed-text v1.5.
+    """The sizes and settings of a BERT with RoPE. The defaults are Nomic's embed-text v1.5.
 
     Attributes:
       model_type: the family, whose folders Hugging Face's transformers reads.

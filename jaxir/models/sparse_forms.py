@@ -91,7 +91,7 @@ class AutoEncoder:
       dimension: H, the number of codes.
       top: the number of codes that are kept, the largest ones; kept codes below 0 become 0.
       auxiliary: the number of unused codes that training in sentence-transformers reads, `k_aux`.
-      dead_threshold: the number of steps of that training after which a code counts as unused.
+      dead_threshold: the number of steps after which this training counts a code as unused.
       normalize: whether a vector is standardised first: its mean becomes 0 and its deviation 1.
     """
 

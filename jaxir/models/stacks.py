@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxir.models.layers import POLICIES, Remat, gather_once, is_variable
 from jaxir.models.outlines import outline, outlining
 
-# Runs one block: (graph, state, batches, dropout keys, own values) -> batches.
+# Runs one block: (graph, state, batches, dropout keys, per-layer values) -> batches.
 _Apply = Callable[[nnx.GraphDef, Any, tuple, tuple, tuple], tuple]
 
 
@@ -139,7 +139,7 @@ def _depth(blocks: Any) -> int:
 
 
 def _scan(apply: _Apply, graphdef: nnx.GraphDef, xs: tuple, layers: tuple) -> tuple:
-    """Scans blocks of one kind; `layers` are (state, dropout keys, own values), each stacked."""
+    """Scans blocks of one kind; `layers` are (state, dropout keys, per-layer values), each stacked."""
 
     def step(xs: tuple, layer: tuple) -> tuple[tuple, None]:
         state, keys, own = layer

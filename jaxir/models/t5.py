@@ -5,7 +5,7 @@ position biases. Attention logits are not divided by sqrt(K); the initialisation
 
 Dropout is that of T5X (t5x/examples/t5/layers.py, network.py): a feature is dropped from all positions of a
 text or from none, and an attention weight for all queries or for none. This needs a random number for each
-text and feature. By the TPU compiler's estimate, one for each element would be a step's largest cost.
+text and feature. By the TPU compiler's estimate, a number for each element would be a step's largest cost.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ _T5 = HuggingFace(
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class T5Config(BackboneConfig):
-    """The shape of a T5 encoder and how it is computed. The defaults are T5 1.1 base.
+    """The sizes and settings of a T5 encoder. The defaults are T5 1.1 base.
 
     Attributes:
       vocab_size: rows of the token table.

@@ -37,7 +37,7 @@ class TokenPooling:
 def pool_tokens(vectors: Float32[np.ndarray, "L D"], how: TokenPooling) -> Float32[np.ndarray, "M D"]:
     """Returns the pooled vectors [M, D] of a text: first the protected ones, then a mean for each cluster.
 
-    Clusters are those of Ward's linkage of the cosine distances of vectors [L, D] of length 1.
+    The clusters are made by Ward's linkage of cosine distances. The vectors [L, D] have length 1.
     """
     protected, rest = vectors[: how.protected], vectors[how.protected :]
     count = max(int(len(rest) // how.factor), 1)

@@ -75,7 +75,7 @@ class Objective(abc.ABC):
             raise UserError(_wrong_model(self, model, self.reads_with))
 
     def settled(self, in_steps: InSteps) -> Any:
-        """Returns the objective for a run of known length: settings given as shares of it become steps."""
+        """Returns the objective with the settings that are shares of a run converted to steps."""
         return self
 
     @abc.abstractmethod

@@ -123,7 +123,7 @@ class Compiled(NamedTuple):
     held: int  # size of state and batch
     padding: int  # added to state and batch by the device's memory layout
     limit: int | None = None  # memory of a device, if the compiler reported it
-    short_by: int = 0  # missing memory that the compiler reported; 0 if it made a program
+    short_by: int = 0  # missing memory that the compiler reported; 0 if the compiler made a program
 
     @property
     def size(self) -> int:

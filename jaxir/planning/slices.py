@@ -30,7 +30,7 @@ class Searched(NamedTuple):
     target: Target
     rows: Mapping[Choice, Figures | str]  # figures of each choice, or why it was not compiled
     best: Choice | None  # the fastest that fits; None if none does
-    why: str = ""  # the reason that the slice was not searched; "" if it was
+    why: str = ""  # the reason that the slice was not searched; "" if it was searched
 
     @property
     def seconds(self) -> float:

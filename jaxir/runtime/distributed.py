@@ -35,7 +35,7 @@ LOST = ("Connection", "connection", "Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXC
 def maybe_initialize_distributed() -> None:
     """Connects this process with the others of its run, if any; call before any other use of JAX.
 
-    On TPU machines JAX finds the other workers of the pod. Elsewhere a run has others if
+    On TPU machines JAX finds the other workers of the pod. Elsewhere a run has other processes if
     JAX_COORDINATOR_ADDRESS is set, with JAX_NUM_PROCESSES and JAX_PROCESS_ID unless Slurm or Open MPI
     provide them. JAXIR_HEARTBEAT_SECONDS is how long a process may be silent before it is considered dead.
     """

@@ -26,7 +26,7 @@ from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices
 from jaxir.core.values import Count, checked
 
-# The number of devices of a mesh axis; -1 means all that the other axes leave.
+# The number of devices of a mesh axis; -1 means all devices that the other axes leave.
 Devices = Count | Literal[-1]
 
 # Name of gathered weights for `jax.checkpoint`.
@@ -61,7 +61,7 @@ class MeshConfig:
     Attributes:
       slices: groups of devices joined by a slow network (TPU slices over DCN, GPU nodes). They split the
         batch, but not parameters.
-      data: devices of a slice that split only the batch; -1 takes all that the other axes leave.
+      data: devices of a slice that split only the batch; -1 takes all devices that the other axes leave.
       fsdp: devices that split the batch and the parameters (fully sharded data parallelism).
       tensor: devices that split heads and feed-forward units.
       rules: (logical axis, mesh axes) pairs that precede `DEFAULT_RULES`.
@@ -151,10 +151,10 @@ class Partitioner:
     def spec(self, axes: Sequence[str | None], shape: Sequence[int] | None = None) -> PartitionSpec:
         """Returns the PartitionSpec of an array with dimensions named `axes`; None: not split.
 
-        Rules apply in order, as in T5X. Each gives its mesh axes to the first dimension of its name that
-        has none. A rule does not apply if another dimension has one of these axes or, if `shape` is given,
-        they do not divide its size (a vocabulary of 30,522 over 4 devices). Then the next rule of that
-        name applies.
+        Rules apply in order, as in T5X. Each rule gives its mesh axes to the first dimension of its name that
+        has no mesh axes yet. A rule does not apply if another dimension has one of these axes or, if `shape`
+        is given, they do not divide its size (a vocabulary of 30,522 over 4 devices). Then the next rule of
+        that name applies.
 
         Raises:
           ValueError: a name without a rule, or another number of names than dimensions.

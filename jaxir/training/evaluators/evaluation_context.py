@@ -117,7 +117,7 @@ class BatchedFunction:
         """Returns the results for each row, as host arrays [N, ...]; `TokenWeights` as a CSR matrix."""
         parts, last = [], None
         for found in self._run(state, range(0, self.count, self.size)):
-            if last is not None:  # fetch one result while the next is computed; devices hold two
+            if last is not None:  # fetch one result while the next is computed; devices hold two results
                 parts.append(_on_host(last))
             last = found
         parts.append(_on_host(last))
@@ -220,7 +220,7 @@ class Bench:
     def vectors(self, ids: np.ndarray, tower: str, *, dense: bool = False) -> Callable[[State], np.ndarray]:
         """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower.
 
-        A sparse encoder gives a CSR matrix [N, V]; with `dense`, it is refused.
+        A sparse encoder gives a CSR matrix [N, V]; with `dense`, a sparse encoder is refused.
         """
 
         def encode(model: Any, _: Any, batch: Rows) -> Any:

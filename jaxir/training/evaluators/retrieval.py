@@ -138,7 +138,7 @@ def _scored(texts: TokenVectors) -> list[np.ndarray]:
 
 
 def _first(vectors: Any, dimension: int | None) -> Any:
-    """Returns the first `dimension` dimensions of vectors [N, D], normalised; if None, the same vectors."""
+    """Returns the first `dimension` dimensions of vectors [N, D], normalised; None: the vectors unchanged."""
     if dimension is None:
         return vectors
     cut = vectors[:, :dimension]

@@ -97,7 +97,7 @@ def _plain(code: types.CodeType, docstring: str | None) -> tuple[Any, ...]:
     constants = tuple(None if isinstance(x, types.CodeType) else x for x in code.co_consts)
     if docstring is not None and constants[:1] == (docstring,):
         constants = (None, *constants[1:])
-    flags = code.co_flags & 0xFF  # bits on arguments and generators; others are on docstrings and imports
+    flags = code.co_flags & 0xFF  # without the bits about docstrings and imports
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     return code.co_code, code.co_exceptiontable, constants, counts, names
