@@ -33,8 +33,8 @@ class Recipe:
       optimizer: AdamW(...) or Adafactor(...) of jaxir.training.step.optimizers; AdamW() by default.
       mesh: MeshConfig(...) of jaxir.runtime.partitioning; by default the batch is split over all devices.
       num_negatives: number of hard negatives per pair; the data must have them.
-      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*". If they
-        were stored in bfloat16 and are computed in bfloat16, they stay in bfloat16.
+      frozen: patterns of names of parameters that are not trained, such as "encoder.embedding.*". Such a
+        parameter stays in bfloat16 if it was stored in bfloat16 and is computed in it.
       auxiliary_from: a run from whose auxiliary parameters (heads, decoders, temperatures) this run starts;
         MODEL=RUN does the same for the model.
       seed: determines the values of new parameters, the order of the data and dropout.
