@@ -23,7 +23,7 @@ PADDING_TOKEN = -1
 _LISTS = (list, tuple, Sequence)  # Sequence last, because it is slow to check
 _NUMBERS = (float, int)
 _LARGEST = float(np.finfo(np.float32).max)  # larger numbers do not fit into a batch's float32
-# What a cross-encoder reads. EAR's retrieval-independent reranker reads "expanded_query". EAR's
+# The texts that a cross-encoder reads. EAR's retrieval-independent reranker reads "expanded_query". EAR's
 # retrieval-dependent reranker also reads the first passage that the expanded query finds.
 Reads = Literal["pair", "expanded_query", "expanded_query_and_passage"]
 

@@ -10,8 +10,8 @@ P, R = ParamSpec("P"), TypeVar("R")
 def checked_shapes(function: Callable[P, R]) -> Callable[P, R]:
     """A decorator: checks arguments and result against their annotations, such as Float[Array, "B D"].
 
-    The first call makes the check. To make all checks at import would take a tenth of a command's start, and
-    most are for code that a command does not run.
+    The first call builds the checker. Building all checkers at import would take a tenth of a command's
+    start, and most are for code that a command does not run.
 
     Raises:
       jaxtyping.TypeCheckError: in a call with an array of another type or shape.

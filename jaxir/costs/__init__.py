@@ -1,1 +1,1 @@
-"""What a training step costs: its operations and traffic, read from its program, and the speed of chips."""
+"""The costs of a training step: its operations and traffic, read from its program, and the speed of chips."""

@@ -23,7 +23,7 @@ GPUS = [name for name, chip in CHIPS.items() if chip.kind == "gpu"]
 class Target:
     """Accelerators of one kind."""
 
-    name: str  # as the user wrote it
+    name: str  # name as the user wrote it
     chip: Chip  # the kind of all accelerators
     shape: tuple[int, ...]  # a TPU slice's torus, in chips; the number of GPUs
     slices: int = 1  # TPU slices joined by the data-centre network, or GPU nodes

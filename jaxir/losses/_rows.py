@@ -30,7 +30,7 @@ from jaxir.losses.maxsim import maxsim
 
 
 class Keep(NamedTuple):
-    """Which columns the denominator of each row includes.
+    """Masks of the columns that the denominator of each row includes.
 
     Entry i, j of `passages` and `queries` is for query i and passage j: `passages` are columns of query i,
     `queries` are columns of passage j. Both are true for a row's own pair and for kept columns. `query_tower`

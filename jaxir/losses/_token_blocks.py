@@ -1,7 +1,7 @@
 """Similarities of tokens, a block of passages at a time: what MaxSim and XTR share.
 
-A device compares its queries with a block of passages at a time. For the gradient it keeps which passage
-token each query token chose, and makes the slopes of each block again from these choices.
+A device compares its queries with a block of passages at a time. For the gradient the device keeps which
+passage token each query token chose, and makes the slopes of each block again from these choices.
 
 On a mesh, passages go round a ring of the devices that split the batch, so that no device holds all of them.
 """
@@ -37,8 +37,9 @@ def num_blocks(total: int, each: int, block_size: int | None) -> int:
 def around(ring: Ring | None, compare: Callable[..., Any], queries, query_mask, passages, passage_mask):
     """Compares the queries with all passages by `compare`, which returns scores and what to save.
 
-    On a mesh queries stay on their device, and passages go round the ring: at step k device d has those of
-    device d + k. The saved values of all steps are stacked along a new first axis, which the devices split.
+    On a mesh queries stay on their device, and passages go round the ring: at step k device d has the
+    passages of device d + k. The saved values of all steps are stacked along a new first axis, which the
+    devices split.
     """
     if ring is None:
         return compare(queries, query_mask, passages, passage_mask)

@@ -1,8 +1,8 @@
 """MaxSim, the late interaction of ColBERT (Khattab and Zaharia 2020, arXiv 2004.12832), block by block.
 
 The similarities of all tokens, [Q, P, Lq, Lp], never exist at once: a scan over blocks of passages reduces
-each block to its maxima. For the gradient it stores which passage token each query token chose, in one or two
-bytes each. The backward scan makes the slopes of each block again from these choices.
+each block to its maxima. For the gradient the scan stores which passage token each query token chose, in one
+or two bytes each. The backward scan makes the slopes of each block again from these choices.
 
 On a mesh, passages go round a ring of the devices that split the batch, so that no device holds all of them.
 """

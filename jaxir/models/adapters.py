@@ -31,7 +31,7 @@ _LAYER = re.compile(r"(^|\.)layers\.(?:\d+\.|of_[\d_]+\.)?")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Adapters:
-    """Which dense layers have an adapter, and the adapters' size: y = x W + b + (alpha / rank) x A B.
+    """The dense layers that have an adapter, and the adapters' size: y = x W + b + (alpha / rank) x A B.
 
     Attributes:
       rank: r, the number of columns of A [I, r] and of rows of B [r, O].
@@ -56,7 +56,7 @@ class Adapters:
 
 
 class Adapter(nnx.Module):
-    """The addition (alpha / rank) x A B to a dense layer; `down` is A [I, r], `up` is B [r, O], first 0."""
+    """The addition (alpha / rank) x A B to a dense layer: `down` is A [I, r], `up` is B [r, O], first 0."""
 
     def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
         *stack, inputs, outputs = linear.kernel.shape

@@ -117,7 +117,7 @@ class Encoder(layers.Summarised):
         return operator.attrgetter(self.config.token_table)(self)
 
     def is_pooled(self, ids: jax.Array) -> jax.Array:
-        """Returns which tokens of texts [B, L] pooling reads, bool [B, L]: all except padding."""
+        """Returns a mask, bool [B, L], of the tokens that pooling reads: all except padding."""
         return ids != 0
 
     @checked_shapes

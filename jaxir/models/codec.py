@@ -98,7 +98,8 @@ class TokenHead:
       activation: activation after the dense layer; None: the encoder's.
       activation_entry: entry of config.json that names the activation; empty: `activation` is always used.
       norm_bias: whether the norm has a bias.
-      lacks_biases: whether a folder may lack the biases of the dense layer and of the logits, then 0.
+      lacks_biases: whether a folder may lack the biases of the dense layer and of the logits, which are then
+        0.
       tied: whether the decoder shares the encoder's token vectors if config.json has no entry for it.
       renamed: (pattern, new name) for tensors that have another name in some folders.
       written: entries of config.json that are written but never read.

@@ -67,7 +67,7 @@ def decode(
 
 
 def _finite(logits: jax.Array) -> jax.Array:
-    """Returns which rows of logits [N, V] are finite. The maximum suffices, because max propagates NaN."""
+    """Returns a mask [N] of the finite rows of logits [N, V]. The maximum suffices: max propagates NaN."""
     return jnp.isfinite(logits.max(-1))
 
 

@@ -80,11 +80,11 @@ def attend(
     norms: Sequence[layers.RMSNorm | None] = (None, None, None),
     frequencies: jax.Array | None = None,
 ) -> jax.Array:
-    """Computes `attention.attention`, with its arguments, if `takes` is True. A bias is [1, H, L, L].
+    """Computes `attention.attention`, with its arguments; to be called only if `takes` returns True.
 
-    If `maps_heads` is True, `norms` are applied to the heads of queries, keys and values, then RoPE with
-    `frequencies` [K / 2] to queries and keys. Gradients of a bias and of the norms' scales are summed in
-    float32 over the texts of a device, then over all devices.
+    The bias is [1, H, L, L]. If `maps_heads` is True, `norms` are applied to the heads of queries, keys and
+    values, then RoPE with `frequencies` [K / 2] to queries and keys. Gradients of a bias and of the norms'
+    scales are summed in float32 over the texts of a device, then over all devices.
     """
     from jaxir.models.attention_kernel import Kind
     from jaxir.models.head_kernel import Mapping, rope_table

@@ -107,7 +107,7 @@ class MultiVectorConfig:
         return MultiVectorModel(self, rngs=rngs)
 
     def scored(self, ids: Any, tower: Tower) -> Any:
-        """Returns which tokens of texts are scored: bool like `ids`, an array of NumPy or of JAX."""
+        """Returns a mask of the tokens that are scored: bool, an array of NumPy or of JAX like `ids`."""
         found = ids != 0
         if tower in self.skipped_in and self.skipped:
             found = found & ~_among(ids, self.skipped)

@@ -1,4 +1,4 @@
-"""What encoders with RoPE and windows share: their stack, their blocks, and entries of config.json."""
+"""The stack, the blocks and the entries of config.json that encoders with RoPE and windows share."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the configurations of all forms of sparse encoders share."""
+"""The settings that the configurations of all forms of sparse encoders share."""
 
 from typing import Any, ClassVar, Literal
 

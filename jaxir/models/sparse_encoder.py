@@ -123,7 +123,7 @@ class SparseEncoderModel(layers.Summarised, MaskedLanguageModel):
 
 
 def _presence(ids: jax.Array, size: int) -> jax.Array:
-    """Returns which of the `size` tokens of the vocabulary are in texts [B, L]: float32 [B, V]."""
+    """Returns float32 [B, V], V being `size`: 1 for each token of the vocabulary in a text [L], else 0."""
     rows = jnp.arange(len(ids))[:, None]
     found = jnp.zeros((len(ids), size), jnp.float32)
     return found.at[rows, layers.table_rows(ids)].max((ids != 0).astype(jnp.float32))

@@ -172,7 +172,10 @@ def _scan_groups(
         return found
 
     def run(xs: tuple, part: Sequence[int], states: dict, keys: tuple, own: tuple) -> tuple:
-        """Runs the layers `part`; `keys` and `own` have a row for each, `states` one for each of its kind."""
+        """Runs the layers `part`.
+
+        `keys` and `own` have a row for each layer of `part`, and a state for each layer of its kind.
+        """
         done, begin = dict.fromkeys(states, 0), 0
         for name, several in itertools.groupby(part, key=kind.get):
             count = len(list(several))

@@ -62,7 +62,7 @@ class WordVectors(Encoder):
         )
 
     def is_pooled(self, ids: jax.Array) -> jax.Array:
-        """Returns which tokens of texts [B, L] are words of the table, bool [B, L]."""
+        """Returns a mask, bool [B, L], of the tokens that are words of the table."""
         return ids != 0 if self.config.pools_padding_tokens else ids > 0
 
     def together(

@@ -137,7 +137,7 @@ class CPDAEModules(nnx.Module):
 
 
 def words_of(ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns which words the texts [B, L] contain, without the special first and last token: bool [B, V]."""
+    """Returns a mask, bool [B, V], of the words in texts [B, L], without special first and last tokens."""
     # The row of a token that is not a word is `vocab_size`, so mode="drop" ignores it.
     places = jnp.where(is_word(ids), layers.table_rows(ids), vocab_size)
     none = jnp.zeros((vocab_size,), bool)

@@ -13,7 +13,7 @@ from jaxir.core.shapes import checked_shapes
 
 @checked_shapes
 def is_word(ids: Int32[Array, "B L"]) -> Bool[Array, "B L"]:
-    """Returns which tokens of the texts are words: not padding (0), nor the special first or last token."""
+    """Returns a mask of the tokens that are words: not padding (0), nor the special first or last token."""
     places = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
     return (places > 0) & (places < (ids != 0).sum(1, dtype=jnp.int32)[:, None] - 1)
 

@@ -79,7 +79,7 @@ def run(
     found = devices.get(target)
     config, settings = architecture.describe_generator(source)
     config = stored.replace_backbone(config, dtype=dtype)
-    keep_no_more_programs()  # because later processes could not use these programs
+    keep_no_more_programs()  # later processes could not use these programs
     partitioner = advice.build_mesh(MeshConfig(), found, target)
     length = max_length or settings.passage_max_length
     batch = Batch(texts=target.count * max(1, batch_tokens // length), length=length, how=how)

@@ -57,7 +57,7 @@ class Planned:
 
     @property
     def remat(self) -> Remat:
-        """What the backward pass recomputes of blocks, or "auto"."""
+        """The part of a block that the backward pass recomputes, or "auto"."""
         return self.config.backbone.remat
 
     def with_chunks(self, objective: Any, batch_size: int | None = None) -> Planned:

@@ -28,7 +28,7 @@ class Command:
             flag = flag if flag.startswith("--gin.") else f"--{flag.removeprefix('--').replace('-', '_')}"
             if flag not in replaced and not value_follows:
                 kept.append(word)
-            value_follows = flag in replaced and "=" not in word  # such as `--topology v5e:2x2`
+            value_follows = flag in replaced and "=" not in word  # as in `--topology v5e:2x2`
         new = [f"{self.flags[name][0]}={value}" for name, value in settings.items() if value is not None]
         return shlex.join([*kept, *new])
 

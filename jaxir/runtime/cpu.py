@@ -1,4 +1,4 @@
-"""What CPUs need: huge pages, fast bfloat16 products, and programs run one at a time.
+"""Adaptations to CPUs: huge pages, fast bfloat16 products, and programs that run one at a time.
 
 With AVX512-BF16, XLA multiplies bfloat16 twice as fast as float32 if the product is computed in float32 and
 rounded later, and if the first factor is row-major. Otherwise bfloat16 is not faster. Accelerators are

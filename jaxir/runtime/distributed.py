@@ -219,7 +219,7 @@ def _has_lost_process(error: BaseException) -> bool:
 
 
 def share_of_batch(partitioner: Partitioner) -> tuple[int, int]:
-    """Returns which equal part of every batch this process reads, as (part, parts).
+    """Returns the part of every batch that this process reads, as (part, parts); parts are equal.
 
     Processes whose devices hold the same rows (tensor parallelism) read the same part. A process with
     non-contiguous rows reads the whole batch.

@@ -271,7 +271,7 @@ def look_up(table: jax.Array, ids: jax.Array, axes: tuple[str | None, str | None
     """Returns the rows of a table [N, E] with ids [...], in `dtype`; NaN for ids outside the table.
 
     With a partitioner in force and ids [B, ...], each device sums the gradient of its rows of the batch in
-    the table's dtype. The devices exchange these sums in `dtype`. Without this the compiler may exchange
+    the table's dtype. The devices exchange these sums in `dtype`. Without this rule the compiler may exchange
     gradients of [B, L, E] activations.
     """
     partitioner = _IN_FORCE.get()

@@ -112,7 +112,7 @@ def prepare(
         process_index=share[0],
         process_count=share[1],
     )
-    batches_from(start_step=0)  # called only for its errors on impossible settings
+    batches_from(start_step=0)  # called only to raise its errors about impossible settings
     suite = _suite_of(recipe, evaluators, loaded, form, data, partitioner)
 
     # Build the objective's auxiliary parameters, and make or restore the state.
@@ -220,5 +220,5 @@ def _with_data(
         if note := lengthened(recipe.epochs, pairs=data.num_examples, **how):
             distributed.note(note)
         recipe = recipe.settled(data.num_examples)
-    steps_to_trace(recipe.profile_steps, recipe.steps)  # called only for its error on steps outside the run
+    steps_to_trace(recipe.profile_steps, recipe.steps)  # called only to check the range
     return recipe, whole, data.scheduled(recipe.steps)

@@ -1,4 +1,4 @@
-"""What evaluators use to measure a model: tokenized data, and programs that are compiled before training."""
+"""Tokenized data, and programs compiled before training, with which evaluators measure a model."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Examples:
 
 
 class TokenWeights(NamedTuple):
-    """Vectors of a sparse encoder, [B, V]. On the host they become a CSR matrix, because most are 0."""
+    """Vectors [B, V] of a sparse encoder; the host stores a CSR matrix, because most numbers are 0."""
 
     weights: jax.Array
 

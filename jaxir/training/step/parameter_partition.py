@@ -1,4 +1,4 @@
-"""Which parameters of a model and of its objective's auxiliary are trained: trees of parameters, by name."""
+"""Selects the trained parameters of a model and of its objective's auxiliary, in trees by name."""
 
 from __future__ import annotations
 

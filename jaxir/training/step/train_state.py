@@ -237,7 +237,7 @@ def initial_state(
 
 
 def halve_frozen(model: nnx.Module, plan: Plan, state: TrainState) -> tuple[Plan, TrainState]:
-    """Keeps frozen kernels and tables in bfloat16 if they are multiplied in it and all their values fit it.
+    """Keeps frozen kernels and tables in bfloat16 if their products are in bfloat16 and their values fit it.
 
     The values fit in models that were stored in bfloat16. The step computes the same numbers, in half of the
     memory for these parameters. Checkpoints still hold float32 (`Plan.saved`). `model` gets the same arrays.
