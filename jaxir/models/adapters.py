@@ -56,7 +56,7 @@ class Adapters:
 
 
 class Adapter(nnx.Module):
-    """The addition (alpha / rank) x A B to a dense layer: `down` is A [I, r], `up` is B [r, O], first 0."""
+    """The addition (alpha / rank) x A B to a dense layer. `down` is A [I, r]; `up`, first 0, is B [r, O]."""
 
     def __init__(self, linear: layers.Linear, adapters: Adapters, *, rngs: nnx.Rngs):
         *stack, inputs, outputs = linear.kernel.shape
