@@ -15,7 +15,7 @@ def write_jsonl(path: Path, records: Iterable[dict]) -> Path:
 
 
 def write_folder(directory: Path, *, train: int = 40, held_out: int = 8) -> Path:
-    """Writes a BEIR folder whose first 12 training pairs are of sources with 5, 3, 2 and 2 pairs."""
+    """Writes a small BEIR folder; its first 12 training pairs come from sources with 5, 3, 2 and 2 pairs."""
     rng = np.random.default_rng(0)
     sources = [name for name, size in (("a", 5), ("b", 3), ("c", 2), ("d", 2)) for _ in range(size)]
     sources += [f"s{i}" for i in range(train + 2 * held_out - len(sources))]

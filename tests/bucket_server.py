@@ -1,6 +1,6 @@
 """A bucket: a local server with the part of Cloud Storage's JSON API that TensorStore and gcsfs use.
 
-As in the real one, writes may be conditional, and an object appears only when it is whole.
+As in the real API, writes may be conditional, and an object appears only when it is whole.
 """
 
 import contextlib
@@ -40,7 +40,8 @@ class Bucket:
     Attributes:
       url: where it is served.
       credentials: every Authorization header received.
-      admit: returns whether the object of this name may be written (else: 503); runs in the server's thread.
+      admit: returns whether the object of this name may be written; if not, the server answers 503. Runs in
+          the server's thread.
     """
 
     def __init__(self, url: str):
@@ -73,7 +74,7 @@ class Bucket:
         return self._objects.get(name)
 
     def put(self, name: str, content: bytes, condition: str | None = None) -> int:
-        """Writes an object if its generation is as the condition says; returns 200, 412 or 503."""
+        """Writes an object if its generation meets the condition; returns 200, 412 or 503."""
         if not self.admit(name):
             return 503
         with self._lock:
@@ -85,7 +86,7 @@ class Bucket:
             return 200
 
     def remove(self, name: str, condition: str | None = None) -> int:
-        """Removes an object if its generation is as the condition says; returns 204, 404 or 412."""
+        """Removes an object if its generation meets the condition; returns 204, 404 or 412."""
         with self._lock:
             if name in self._objects and condition not in (None, str(self._objects[name].generation)):
                 return 412
@@ -110,7 +111,7 @@ class Bucket:
             return key
 
     def add(self, key: str, content: bytes, last: bool) -> dict[str, Any] | None:
-        """Adds a part to an upload; the object appears with the last."""
+        """Adds a part to an upload; the object appears with the last part."""
         name, parts = self._uploads[key]
         parts.extend(content)
         if not last:
@@ -217,7 +218,7 @@ class Handler(local_server.Handler):
             if found:
                 prefixes[prefix + inner + delimiter] = None
             else:
-                with contextlib.suppress(KeyError):  # removed meanwhile
+                with contextlib.suppress(KeyError):  # another request removed the object
                     items.append(self.bucket.describe(name))
         return {"kind": "storage#objects", "items": items, "prefixes": list(prefixes)}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def rows(batch: Mapping[str, np.ndarray], lists: Sequence[str] = ()) -> list:
-    """Returns the examples, sorted; each item of features that are `lists` counts once."""
+    """Returns the examples, sorted; repeated items of the features in `lists` count once."""
     names = sorted(set(batch) - set(lists))
 
     def example(i: int) -> tuple:

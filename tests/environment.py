@@ -18,7 +18,7 @@ if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 12):  # jaxlib 0.12 d
 
 DEFAULTS = {
     "JAX_PLATFORMS": "cpu",
-    "NPROC": "16",  # threads of XLA's pool; with fewer than devices, collectives deadlock
+    "NPROC": "16",  # threads of XLA's pool; with fewer threads than devices, collectives deadlock
     "OMP_WAIT_POLICY": "passive",  # OpenMP's threads sleep while they wait
     "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # Java starts faster
     "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-INCLUDED = ("encoder", "settings")  # common parts of other files
+INCLUDED = ("encoder", "settings")  # files that other gin files include
 FILES = [f.relative_to(ROOT).as_posix() for f in (ROOT / "gin").rglob("*.gin") if f.stem not in INCLUDED]
 KINDS = ("models", "objectives", "runs")
 PIECES = {kind: sorted(f for f in FILES if f.startswith(f"gin/{kind}/")) for kind in KINDS}

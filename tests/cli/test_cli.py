@@ -89,7 +89,7 @@ def cook(kitchen, monkeypatch, capsys):
     def run(*args):
         try:
             status = cli.main("kitchen:cook", args, example=EXAMPLE)
-        except SystemExit as end:  # argparse, after --help
+        except SystemExit as end:  # argparse exits after --help
             status = end.code
         said = capsys.readouterr()
         return status, said.out.strip(), said.err.strip()
@@ -321,7 +321,7 @@ def test_number_may_be_whole_or_not_and_a_flag_may_have_two_spellings():
 def test_user_without_a_home_is_asked_to_set_one(monkeypatch, capsys):
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name)
-    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # an id without a user
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # no user has this id
     assert cli.main("jaxir.fuse:fuse", ["--help"]) == 1
     assert "has no home directory here; set HOME or XDG_CACHE_HOME" in capsys.readouterr().err
 

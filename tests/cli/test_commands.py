@@ -20,7 +20,7 @@ NAMES = [name for group in front.COMMANDS.values() for name in group]
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess:
-    """Runs Python without variables of these tests that become options or restarts of a command."""
+    """Runs Python without the tests' variables that change a command's options or whether it restarts."""
     unset = ("GLIBC_TUNABLES", "PYTHONDONTWRITEBYTECODE")
     env = {k: v for k, v in os.environ.items() if k not in unset} | environment
     command = [sys.executable, *arguments]
@@ -94,7 +94,7 @@ def test_expand_lists_its_actions(capsys):
 
 
 def test_jaxir_train_behaves_like_python_m_jaxir_train(tmp_path):
-    """Interpreter options, the working directory on the path, huge pages and the exit status are kept."""
+    """Both keep interpreter options, the working directory on the path, huge pages and the exit status."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, pathlib, sys\n"
         "with pathlib.Path(__file__).with_name('seen').open('a') as file:\n"
@@ -106,7 +106,7 @@ def test_jaxir_train_behaves_like_python_m_jaxir_train(tmp_path):
         ours = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONWARNINGS": ""}
         done = run("-X", "utf8", *start, "--steps=3", cwd=tmp_path, **ours)
         seen = [line.rsplit(" ", 1) for line in (tmp_path / "seen").read_text().splitlines()]
-        assert len({number for _, number in seen}) == 1  # one process from the first to the last
+        assert len({number for _, number in seen}) == 1  # all starts are in one process
         both[start[1]] = (done.returncode, done.stdout, done.stderr, seen[-1][0])
     assert both["jaxir"] == both["jaxir.train"]
     assert both["jaxir"][0] == 1 and both["jaxir"][2].startswith("error: --output_dir, --batch_size must be")

@@ -165,7 +165,7 @@ def test_default_of_a_macro_yields_to_every_other_value(bind):
     [
         ("MARGIN = 3", "warning: MARGIN is set but nothing uses it"),
         ("SAME_TOWER = 'both'", "warning: SAME_TOWER is set but nothing uses it"),
-        # Known from gin/, so it is no misspelling of STEPS.
+        # gin/ has a macro MIN_STEPS, so this is only a warning; a misspelt STEPS would be an error.
         ("MIN_STEPS = 3", "warning: MIN_STEPS is set but nothing uses it; did you mean 'STEPS'?"),
     ],
 )
@@ -249,7 +249,7 @@ texts.Texts.path = "there"
         ("here/msmarco.MsMarcoPairs.split=train", None),
         # An unscoped setting applies within the scope, too.
         ("msmarco.MsMarcoPairs.directory=elsewhere", None),
-        ("kept.Kept.of=dev", None),  # gin does not see the call that makes this object
+        ("kept.Kept.of=dev", None),  # accepted, because a user's code may make this object itself
     ],
 )
 def test_typed_setting_of_an_unused_object_is_refused(train_recipe, tmp_path, monkeypatch, typed, sentence):
@@ -283,7 +283,7 @@ def test_typed_macro_of_an_unused_object_is_refused(files, typed, what):
         gin_config.bind(train, files, [*needed, typed], {})
     with pytest.raises(UserError, match=sentence):  # the form in which plan and prepare call `bind`
         gin_config.bind(train, files, [*needed, typed], {}, command=taking(["model", "data"]))
-    gin_config.bind(train, files, needed, {})  # settings of objects that are not made need no value
+    gin_config.bind(train, files, needed, {})  # an unused object's required settings need no value
     assert "%gin.REQUIRED" not in gin_config.operative_config()
 
 
@@ -293,7 +293,7 @@ def test_class_instead_of_an_object_is_refused(train_recipe):
 
 
 def test_recorded_config_keeps_the_order_of_a_sums_parts(tmp_path):
-    """The place of a part decides its random numbers and initial parameters."""
+    """A part's place in the sum decides its random numbers and its initial parameters."""
     files = ["gin/unsupervised.gin", "gin/objectives/multi_task.gin"]
     gin_config.bind(train, files, ["TEXT=texts.txt"], {"output_dir": "run"})
     again = tmp_path / "config.gin"

@@ -44,7 +44,7 @@ LORA = [f"gin/{name}_lora.gin" for name in ("qwen3_embedding", "embedding_gemma2
 PAIRS = [f"gin/{name}.gin" for name in ("pairs", "reranker", "generator", "curriculum", "reader")]
 LATE, SPLADE, OF_HEADS = "gin/late_interaction.gin", "gin/splade.gin", "gin/hybrid.gin"
 OPEN = [*PAPER, *PAIRS, LATE, SPLADE, OF_HEADS, *LORA]
-# Short names that every shipped piece of a kind has.
+# Short names (macros) that every shipped gin file of a kind has.
 COMMON = {
     "models": "MODEL TOKENIZER SHARING QUERY_LENGTH PASSAGE_LENGTH DROPOUT DTYPE SCAN REMAT",
     "objectives": "TEMPERATURE CHUNKS",
@@ -148,7 +148,7 @@ def test_chunks_reach_all_parts_of_an_objective(objective):
 
 
 def test_consert_keeps_its_own_loss_in_every_sum():
-    """The loss of SimCSE, which is not ConSERT's, is the default of the macro that both objectives use."""
+    """Both objectives use one macro for the loss; its default is the loss of SimCSE, not ConSERT's."""
     sums = ["gin/unsupervised.gin", "gin/objectives/diffcse.gin", "gin/objectives/multi_task.gin"]
     consert = "@consert.ConSERT()"
     for files, bindings in {
@@ -184,7 +184,7 @@ def test_max_rank_of_training_does_not_change_dev(tmp_path):
 
 @pytest.mark.parametrize("loss", ["margin", "triplet"])
 def test_loss_that_replaces_another_has_its_own_settings(folder, loss):
-    """`same_tower` names towers for SamToNe, but is True or False for these losses."""
+    """`same_tower` names towers in SamToNe's loss; in these losses it is True or False."""
     files = ["gin/samtone_base.gin", f"gin/objectives/{loss}.gin"]
     gin_config.bind(train, files, [f"DATA={folder}"], {"output_dir": "run"})
     bound = gin.get_bindings(train)
@@ -234,7 +234,7 @@ def test_selection_strategies_can_be_named(binding, selection):
 
 
 def test_short_name_prefers_bound_parameters():
-    """AdamW has a parameter `groups`, too, and is nearer to the command, but no file binds it there."""
+    """AdamW's parameter `groups` is nearer to the command than the curriculum's, but no file binds it."""
     with pytest.raises(UserError, match=r"^GROUPS must be a whole number, not None$"):
         resolve("gin/curriculum.gin", "GROUPS=None")
 

@@ -23,7 +23,7 @@ from jaxir.objectives.simcse import SimCSE
 from jaxir.objectives.weighted_sum import WeightedSum
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-# For each piece of gin/, a value out of range or of another kind for each of its settings.
+# For each piece of gin/: its settings, each with a value that is out of range or of a wrong type.
 OBJECTIVES = {
     "bce": "TEMPERATURE=0 TEMPERATURE=True TEMPERATURE={} CHUNKS=0 CHUNKS=1.5 bce.g='text'",
     "in_batch_softmax": "BLOCK_SIZE=0 Contrastive.loss='text' Contrastive.loss=@ranking.list_softmax"
@@ -53,7 +53,7 @@ OBJECTIVES = {
     "reader": "PASSAGES=0 CHUNKS=[1]",
     "query_reranking": "ALPHA=-1 RANK_REDUCTION='text' CANDIDATES=0 MAX_RANK=0 READS='text'"
     " objectives.query_reranking.QueryReranking.loss='text'"
-    " QueryReranking.loss=@ranking.rank_margin",  # an evaluator has that name too
+    " QueryReranking.loss=@ranking.rank_margin",  # an evaluator is also called QueryReranking
 }
 EVALUATORS = {
     "reading": "DEV_NEW_TOKENS=0 DEV_BEAMS=0 READING_EVERY=0",
@@ -74,7 +74,7 @@ NEEDED = {
     "sts": ["STS=file.tsv", "DEV_METRIC=spearman"],
 }
 UNSUPERVISED = ["unsupervised", "TEXT=texts.txt"]
-BASES = {  # pieces: the recipe that they are added to, and the bindings that it requires
+BASES = {  # names of pieces: the recipe that they are added to, and the bindings that the recipe requires
     "kl_distillation": ["pairs", "DATA=x", "MINED=mined.jsonl"],
     "query_reranking": ["ear_ri", "TRAIN_CANDIDATES=mined.jsonl"],
     "cross_encoder reranking": ["reranker", "DATA=corpus", "MINED=mined.jsonl"],
@@ -85,7 +85,7 @@ BASES = {  # pieces: the recipe that they are added to, and the bindings that it
 
 
 def recipe(piece: str) -> tuple[list[str], list[str]]:
-    """Returns gin files with a piece in them, and the bindings that they require."""
+    """Returns the gin files of a recipe with this piece, and the bindings that they require."""
     base, *needed = next((base for pieces, base in BASES.items() if piece in pieces.split()), UNSUPERVISED)
     model = "seq2seq_1_1" if base in ("reader", "generator") else "bert"
     files = [f"gin/{base}.gin"]
@@ -127,7 +127,7 @@ OF_TEACHERS = [losses.margin_mse, losses.kl_distillation]
 
 @pytest.mark.parametrize("loss", [*LOSSES, *OF_LISTS, *OF_TEACHERS], ids=lambda loss: loss.__name__)
 def test_setting_of_a_loss_may_be_a_whole_number(loss):
-    """gin reads 0 and 1 as whole numbers."""
+    """gin reads 0 and 1 as int where a loss expects a float."""
     vectors = jnp.eye(4, 8)
     given = [vectors, vectors, jnp.ones((4, 2, 8)) / 8**0.5]
     if loss in OF_LISTS:

@@ -93,7 +93,7 @@ def bind(files: list[str], bindings: list[str]) -> dict:
 
 
 def traced(files: list[str], bindings: list[str], num_examples: int) -> tuple[dict, LoadedModel, dict]:
-    """Returns the bound recipe, its model, and the metrics of its step, after a check of its data."""
+    """Checks the number of examples; returns the bound recipe, its model, and its traced step's metrics."""
     bound = bind(files, bindings)
     loaded, partitioner = load(bound["model"], bound["mesh"])
     features = bound["objective"].features(loaded.settings.text_format(0))
@@ -221,7 +221,7 @@ def load(model, mesh) -> tuple[LoadedModel, Partitioner]:
 
 
 def of_one_layer(thing):
-    """Returns a configuration or an objective with one layer in each stack, its parts included."""
+    """Returns a configuration or an objective with one layer in each stack, also in its parts."""
     if isinstance(thing, Mapping):
         return {name: of_one_layer(part) for name, part in thing.items()}
     if not dataclasses.is_dataclass(thing):

@@ -10,7 +10,7 @@ MINE = "mine --dataset=beir:. --output=out"
 SERVE = "serve --port=0"
 PLAN = "plan --gin_file=gin/samtone_base.gin --topology=gpu:8xh100"
 GRID = "grid --recipe=r --datasets=d --steps=3 --models=m --output_dir=out"
-# The command line, in a folder with a.trec, b.trec and a small BEIR folder; and words of the error.
+# Each command line, run in a folder with a.trec, b.trec and a small BEIR folder, and words of its error.
 REFUSED = [
     # empty or malformed values
     ("fuse --runs= --method=rrf --output=out", "--runs is empty"),
@@ -30,7 +30,7 @@ REFUSED = [
     (f"{SERVE} --index=i --access_log=~", "~: shells do not expand ~"),
     (f"{SERVE} --index=i --access_log=gs://b/log", "gs://b/log: this can be written to local"),
     (f"{SERVE} --index=a=", "'a=' lacks a directory"),
-    # objects of another kind in gin files
+    # objects of a wrong kind in gin files
     (f"{PLAN} --gin.train.mesh=[]", "train.mesh must be"),
     (f"{PLAN} --gin.train.objective=3", "object, @NAME()"),
     (f"{SERVE} --index=i --gin.serve.limits=3", "serve.limits must be an object, Limits or None"),
@@ -48,7 +48,7 @@ REFUSED = [
     (f"{SERVE} --index=absent --rerank_depth=3", "--rerank_depth only applies to --reranker"),
     ("index --embeddings=absent --output=out --on_bad_input=skip", "only applies to --backend=bm25s"),
     ("index --update=absent --delete=absent --on_bad_input=skip", "only applies to the --corpus of a"),
-    # inputs in a bucket, where only local ones can be read
+    # inputs in a bucket, for commands that only read local files
     ("search --index=gs://b/x --query=why", "gs://b/x: this can be "),
     (f"{SERVE} --index=name=gs://b/x", "gs://b/x: this can be "),
     ("index --embeddings=gs://b/x --output=out", "gs://b/x: this can be "),
@@ -84,7 +84,7 @@ def test_refused_command_line_changes_no_file(line, message, tmp_path, monkeypat
 
 
 def test_only_a_folder_of_several_tasks_has_splits(tmp_path):
-    """--split is refused for a single task, whose one file is evaluated whatever the split."""
+    """--split is refused for the folder of a single task, because it would not change what is evaluated."""
     (tmp_path / "STSBenchmark").mkdir()
     for split in ("train", "dev", "test"):
         (tmp_path / f"STSBenchmark/sts-{split}.csv").touch()

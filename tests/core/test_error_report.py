@@ -50,7 +50,7 @@ def test_traceback_is_printed_if_no_file_can_be_written(monkeypatch):
 
 
 def test_an_error_is_reported_though_no_directory_is_writable(monkeypatch):
-    """In a container with a read-only root and no volumes even `tempfile.gettempdir` fails."""
+    """In a container with a read-only root and no volumes, even `tempfile.gettempdir` fails."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/nowhere"])

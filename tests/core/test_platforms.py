@@ -1,4 +1,4 @@
-"""A missing platform of JAX_PLATFORMS is reported in one sentence, also in Python."""
+"""A platform in JAX_PLATFORMS that this machine lacks is reported in one sentence, also in Python."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Records whose fields are not those of pairs, and features that read them."""
+"""Records with other fields than pairs have, and features that read these fields."""
 
 from jaxir.core.features import Key, Numbers, Tokens
 

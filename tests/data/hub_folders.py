@@ -45,7 +45,7 @@ def nanobeir(folder: Path) -> str:
 
 
 def nanobeir_of_parts(folder: Path, *names: str) -> str:
-    """sentence-transformers/NanoBEIR-en: the splits are the collections, the README names the files."""
+    """Writes data like sentence-transformers/NanoBEIR-en: a split is a collection, the README names files."""
     names = names or ("NanoSciFact", "NanoNQ")
     lines = ["---", "configs:"]
     for table in ("corpus", "queries", "qrels"):
@@ -59,7 +59,7 @@ def nanobeir_of_parts(folder: Path, *names: str) -> str:
 
 
 def beir(folder: Path) -> str:
-    """BeIR/scifact with BeIR/scifact-qrels: two tables in two parts, judgements in another data set."""
+    """Writes data like BeIR/scifact: two tables in two parts, and judgements in BeIR/scifact-qrels."""
     rows = documents(title=True)
     for number, part in enumerate((rows[:2], rows[2:])):
         write_table(folder / "corpus" / f"corpus-{number:05}-of-00002.parquet", part)
@@ -70,7 +70,7 @@ def beir(folder: Path) -> str:
 
 
 def mteb(folder: Path) -> str:
-    """mteb/scifact: judgements in the configuration default, whose files are in another folder."""
+    """Writes data like mteb/scifact: judgements are in the configuration default, in another folder."""
     write_table(folder / "corpus.jsonl", documents(title=True))
     write_table(folder / "queries.jsonl", queries())
     write_table(folder / "qrels" / "test.jsonl", qrels())
@@ -82,7 +82,7 @@ def mteb(folder: Path) -> str:
 
 
 def mteb_of_languages(folder: Path) -> str:
-    """Tables of MTEB with a language before their names."""
+    """Writes tables of MTEB whose names begin with a language."""
     for language in ("de", "sw"):
         write_table(folder / f"{language}-corpus" / "dev-00000-of-00001.parquet", documents("id"))
         write_table(folder / f"{language}-queries" / "dev-00000-of-00001.parquet", queries("id"))
@@ -91,7 +91,7 @@ def mteb_of_languages(folder: Path) -> str:
 
 
 def bright(folder: Path, *, long: bool = False) -> str:
-    """xlangai/BRIGHT: a split for each domain; the queries hold judgements and excluded ids."""
+    """Writes data like xlangai/BRIGHT: a split for each domain; queries hold judgements and excluded ids."""
     for name, mark in (("documents", ""), ("long_documents", " long")):
         rows = [{"id": f"{i}{mark.strip()}", "content": text + mark} for i, text in DOCUMENTS.items()]
         write_table(folder / name / "biology-00000-of-00001.parquet", rows)

@@ -46,9 +46,9 @@ def mrqa_lines() -> list[str]:
     lake.append(question("a4", "What is deep and froze?", (depth, first)))
     contexts = [
         {"id": "", "context": LAKE, "context_tokens": [["The", 0]], "qas": lake},
-        # The same text as a2, with a sentence of another context.
+        # The question of a2 again, with an answer in another context.
         {"context": NOTE, "qas": [question("b1", "When did it freeze?", (year, year + 3))]},
-        # MultiReQA dropped this context, because it has the lake's text.
+        # MultiReQA dropped this context, because its text is the lake's again.
         {"context": LAKE, "qas": [question("c1", "In which year did it freeze first?", (first, first + 3))]},
         {"context": MILL, "qas": [question("d1", "What stands there?"), question("d2", "Where?", (2, 5))]},
     ]

@@ -21,7 +21,7 @@ COUNT = 103
 
 
 def in_order(dataset, count=None):
-    """Returns the first examples in the order of their records rather than of an epoch."""
+    """Returns the first examples in the order of their records, not in the order of an epoch."""
     place = np.argsort(np.random.default_rng([0, 0]).permutation(dataset.num_examples))[:count]
     return {name: x[place] for name, x in dataset.once().items()}
 
@@ -46,7 +46,7 @@ def dataset(minilm):
 
 
 def numbers(batch):
-    """Returns which examples a batch holds, found by their keys."""
+    """Returns the numbers of a batch's examples, found by their keys."""
     known = {k.tobytes(): i for i, k in enumerate(stable_keys([e.query_id for e in EXAMPLES]))}
     return [known[k.tobytes()] for k in batch["query_key"]]
 
@@ -76,7 +76,7 @@ def test_a_batch_holds_each_feature_with_its_prompt(minilm):
     for row, e in enumerate(examples):
         known = {key.tobytes(): n for n in e.negatives for key in stable_keys([n[0]])}
         wanted = [known[key.tobytes()] for key in batch["negative_key"][row]]
-        assert len(set(wanted)) == min(2, len(known))  # a single negative is repeated
+        assert len(set(wanted)) == min(2, len(known))  # an only negative is drawn twice
         negatives = padded([f"passage: {text}" for _, text in wanted], 20)
         np.testing.assert_array_equal(batch["negative_ids"][row], negatives)
 
@@ -93,7 +93,7 @@ def test_texts_of_one_id_are_stored_once_and_share_a_key(minilm):
 
 
 def test_an_id_with_two_texts_is_refused_with_both_examples(minilm):
-    """If ids were only unique within a page, for example, all texts but the first of an id would be lost."""
+    """Otherwise only an id's first text would be kept, for example if ids are unique only within a page."""
     passage = {"negatives": (("p0", "no answer"),)}
     for changed, what in (({"query_id": "q0"}, "queries the id 'q0'"), (passage, "passages the id 'p0'")):
         examples = [*EXAMPLES[:4], EXAMPLES[4]._replace(**changed)]
@@ -142,7 +142,7 @@ def test_negatives_are_drawn_anew_each_epoch_without_repeats(minilm):
     assert all(len(row) == 3 for batch in drawn for row in batch)
     assert len(set(itertools.chain(*drawn))) == 20  # all 20 ways to choose 3 of 6 are drawn
     uses = np.bincount([j for batch in drawn for row in batch for j in row])
-    assert uses.min() > 0.9 * uses.mean()  # uniform: 1,200 expected of each, standard deviation 25
+    assert uses.min() > 0.9 * uses.mean()  # uniform: each is expected 1,200 times, with a deviation of 25
     assert any(len(set(batch)) > 1 for batch in drawn)  # rows draw independently
     chosen = [
         {n: sorted(keys.tolist()) for n, keys in zip(numbers(batch), batch["negative_key"], strict=True)}
@@ -155,7 +155,7 @@ def test_once_has_the_order_of_the_first_epoch(dataset):
     whole = dataset.once()
     assert numbers(whole) != sorted(numbers(whole)) == list(range(COUNT))
     first = next(dataset.batches(batch_size=COUNT, seed=0))
-    singles = [name for name in whole if "negative" not in name]  # lists keep the record's order
+    singles = [name for name in whole if "negative" not in name]  # `once` does not shuffle lists of negatives
     assert_equal({n: whole[n] for n in singles}, {n: first[n] for n in singles})
     assert_equal(dataset.once(7), {name: x[:7] for name, x in whole.items()})
 
@@ -257,7 +257,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
     assert "3 of 6 negatives left out: truncated to" in capsys.readouterr().err
-    # Without cutting, the texts differ and none is left out.
+    # At full length the texts differ, so no negative is left out.
     from_examples(pairs, minilm, num_negatives=2, query_length=16, passage_length=200)
     assert capsys.readouterr().err == ""
 
@@ -300,7 +300,7 @@ def test_tokens_of_distinct_texts_are_counted_without_special_tokens(minilm, mon
     from jaxir.data.batches import text_table
     from jaxir.data.batches.mixture import MixtureDataset
 
-    monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # several parts
+    monkeypatch.setattr(text_table, "_COUNT_AT_ONCE", 2)  # small, so that texts are counted in several parts
     answers = ["yes yes yes", "no", "", "yes and no", "maybe", "yes and no"]
     examples = [PairExample(f"q{i}", "who?", f"p{answers.index(a)}", a, ()) for i, a in enumerate(answers)]
     data = from_examples(examples, minilm, **LENGTHS)

@@ -169,7 +169,7 @@ def test_targets_are_answers_sentences_or_titles(folder, capsys):
     run = [f"{q} Q0 {d} 0 {9 - n} t\n" for q, found in ranked.items() for n, d in enumerate(found)]
     (folder / "run.trec").write_text("".join(run))
     (folder / "qrels.tsv").write_text("q1\td2\t1\nq2\td3\t1\n")
-    (folder / "later.trec").write_text("q1 Q0 d4 1 9 t\nq1 Q0 d2 2 8 t\n")  # the corpus has d4 last
+    (folder / "later.trec").write_text("q1 Q0 d4 1 9 t\nq1 Q0 d2 2 8 t\n")  # d4 is last in the corpus
     common = [f"--queries={folder}/queries.jsonl", f"--answers={folder}/answers.jsonl"]
     sentences = ["Mary Shelley wrote it.", "It was then, in 1818."]
     run, texts = f"--run={folder}/run.trec", f"--corpus={folder}/corpus.jsonl"

@@ -63,7 +63,7 @@ def test_rouge_l_equals_rouge_score():
     [
         (80, 3, [(53, 80), (26, 53), (0, 26)]),
         (10, 4, [(7, 10), (5, 7), (2, 5), (0, 2)]),
-        (2, 3, [(1, 2), (0, 1), (0, 1)]),  # the third of two queries begins where the first does
+        (2, 3, [(1, 2), (0, 1), (0, 1)]),  # fewer queries than groups: the last two groups are equal
         (1, 3, [(0, 1), (0, 1), (0, 1)]),
         (5, 1, [(0, 5)]),
     ],
@@ -76,7 +76,7 @@ def test_groups_of_a_curriculum(count, groups, bounds):
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory):
-    """Three pairs with a negative each, a corpus of six documents and a query of each document's own."""
+    """Three pairs with one negative each, and a corpus of six documents with their generated queries."""
     folder = tmp_path_factory.mktemp("collection")
 
     def write(name, records):
@@ -108,7 +108,7 @@ def source(folder, **settings) -> ExpandedPairs:
 
 
 def drawn(data, tokenizer, *, steps, run=None, name="passage_ids"):
-    """Returns, for each step, the query after the passage of QUERY's example (or the negative's text)."""
+    """Returns for each step the query appended to the passage of QUERY's pair, or the negative's text."""
     data = data.scheduled(run or steps)
     own = tokenizer.encode_batch([QUERY], max_length=12)[0]
     found = []
@@ -124,12 +124,12 @@ def test_a_curriculum_draws_from_the_group_of_the_stage(collection, minilm):
     data = source(collection).build(minilm, FEATURES)
     assert data.num_examples == 3 and data.features == FEATURES
     found = drawn(data, minilm, steps=90)
-    # Without the gold query five are left: groups 0:1, 1:3 and 3:5.
+    # Without the gold query, five queries are left; the stages draw from 3:5, from 1:3 and from 0:1 of these.
     for stage, queries in enumerate([GENERATED[4:], GENERATED[2:4], GENERATED[1:2]]):
         counts = collections.Counter(found[30 * stage : 30 * (stage + 1)])
         assert counts.keys() == set(queries), (stage, counts)
-        assert min(counts.values()) >= 7  # of 30 draws, or of 15 for each of two queries
-    # Hard negatives follow the same rule, and the gold query of the pair.
+        assert min(counts.values()) >= 7  # of 30 draws of one query, or about 15 of each of two
+    # Queries of hard negatives are chosen by the same rule, compared with the pair's gold query.
     found = drawn(data, minilm, steps=30, run=90, name="negative_ids")
     assert all(any(text.endswith(q) for q in ("tree of life?", "zebra?")) for text in found)
     assert len({text.rpartition("trees")[2] for text in found}) > 1
@@ -153,7 +153,7 @@ def test_each_selection_draws_its_queries(collection, minilm, selection, queries
     found = drawn(data, minilm, steps=60)
     assert set(found) == set(queries)
     negatives = drawn(data, minilm, steps=3, name="negative_ids")
-    if isinstance(selection, Gold):  # the gold query is that of the pair, for its negatives too
+    if isinstance(selection, Gold):  # negatives, too, get the gold query of their pair
         assert all(text.endswith(QUERY) for text in negatives)
 
 

@@ -51,7 +51,7 @@ def test_an_evaluation_reads_whole_lists_in_the_order_of_the_record(minilm):
     nothing = dict.fromkeys(("objective", "training_data", "partitioner"))
     bench = Bench(tokenizer=minilm, form=TextFormat(8, 8), batch_size=4, **nothing)
     data, scores = Records(), {"weight": Numbers("weight"), "scores": Numbers("scores", 3)}
-    for _ in range(2):  # the second time from the cache
+    for _ in range(2):  # the second time, examples come from the cache
         with pytest.raises(UserError, match="reads 3 items of each list 'scores', but some lists have 2, 4"):
             bench.examples(data, scores)
         drawn = bench.examples(data, scores, drawn=True).arrays
@@ -135,12 +135,12 @@ def test_seqio_tasks_can_have_numbers(minilm):
     source = seqio.FunctionDataSource(read, splits=["train"], num_input_examples={"train": 9})
     seqio.TaskRegistry.add("with_numbers", source=source, preprocessors=[], output_features=made)
     lists = {"other_ids": Tokens("others", 8, prompt="say ", count=4, among="text")}
-    # A `count` equal to the lists' length.
+    # `count` equals the length of the lists.
     lists |= {"other_key": Key("others", 4), "other_scores": Numbers("scores", 4)}
     batch = SeqioPairs(mixture="with_numbers").build(minilm, FEATURES | lists).once()
     expected = Records().build(minilm, FEATURES | lists).once()
     assert {n: x.dtype for n, x in batch.items()} == {n: x.dtype for n, x in expected.items()}
-    for keys in ("key", "other_key"):  # the task has no ids, so keys differ
+    for keys in ("key", "other_key"):  # the SeqIO task has no ids, so its keys differ
         assert batch.pop(keys).shape == expected.pop(keys).shape
     of_lists = ["other_ids", "other_scores"]
     assert rows(batch, of_lists) == rows(expected, of_lists)

@@ -34,7 +34,7 @@ END = " river bank" * 20  # longer than LENGTHS
 
 
 def example(i: int) -> PairExample:
-    """Passages come twice, lists have 1 to 5 items, some of them the passage itself once it is cut."""
+    """Each passage is in two pairs; lists have 1 to 5 negatives, some equal to the passage once it is cut."""
     passage = f"answer to {i // 2}: " + ("really " * (i // 2) if (i // 2) % 3 else END)
     negatives = [(f"n{i}-{j}", f"wrong answer {j} to {i}") for j in range(1 + i % 4)]
     negatives += [(f"t{i}", passage + " and so on")] if i % 3 == 0 else []
@@ -202,7 +202,7 @@ def test_a_computed_order_is_a_random_permutation(monkeypatch):
     for order in orders:
         np.testing.assert_array_equal(np.sort(order), np.arange(20_000))
         assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.03
-        assert np.sum(np.diff(order.astype(np.int64)) == 1) < 10  # neighbours are separated: 1 is expected
+        assert np.sum(np.diff(order.astype(np.int64)) == 1) < 10  # of neighbours, 1 pair is expected to stay
     assert all(np.mean(a == b) < 0.001 for a, b in itertools.combinations(orders, 2))
     plan = batch_plan.Plan(10**12, batch_plan.Batching(4096, seed=0))
     step = 10**9

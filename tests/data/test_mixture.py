@@ -86,7 +86,7 @@ def test_each_batch_comes_from_one_source(minilm, sources, rates):
     assert all(len(task) == 1 for task in tasks)
     order = "".join(task.pop() for task in tasks)
     counts = {name: order.count(name) for name in SIZES}
-    if rates is None:  # each epoch has 10, 6 and 2 batches, in a new order
+    if rates is None:  # each epoch has 10, 6 and 2 batches of the sources, in a new order
         assert all(abs(counts[n] - 400 * s / 18) < 8 for n, s in zip("abc", (10, 6, 2), strict=True))
         assert sorted(order[:18]) == sorted("a" * 10 + "b" * 6 + "c" * 2)
         assert order[:18] != order[18:36] and order[:18] != "".join(sorted(order[:18]))
@@ -141,7 +141,7 @@ def test_packed_batches_hold_all_sources_in_proportion(minilm, sources):
 
 
 def test_once_reads_each_pair_of_all_sources(minilm, sources):
-    """Dev evaluation and distractors read any data, whatever its rates."""
+    """`once` ignores rates, because dev evaluation and distractors read all pairs of any data."""
     for settings in ({}, {"mix_within_batch": True}, {"rates": [9, 1, 1]}):
         dataset = Mixture(sources=sources, **settings).build(minilm, PAIRS)
         read = names(dataset.once())

@@ -89,7 +89,7 @@ def test_every_format_gives_the_same_folder(made, tmp_path, capsys, name):
 def test_no_text_is_in_two_splits(made, tmp_path):
     rng = random.Random(0)
     records = [(f"Query {rng.randrange(300)}", f"passage {rng.randrange(300)}") for _ in range(250)]
-    # Counts as the same query: case and white space are ignored.
+    # Case and white space are ignored, so these are the same queries again.
     records += [(q.upper() + " ", p) for q, p in records[:50]]
     seen = {}
     for order, (name, seed) in enumerate([("a.tsv", 0), ("b.tsv", 0), ("c.tsv", 1)]):
@@ -119,7 +119,7 @@ def test_groups_that_are_too_large_stay_in_training(made, tmp_path, capsys):
         "warning: test should have 30 queries, but fewer can be held out, because 40 queries share passages"
         " with each other and stay in one split\n"
     )
-    # A number from 1 on, or a share below 1, rounded up.
+    # --test and --dev are numbers of queries from 1 on; below 1 they are shares, rounded up.
     out = made(path, "--test=1", "--dev=0.05", name="d")
     assert [len(pairs_of(out, split)) for split in ("test", "dev")] == [1, 3]
     path = write(tmp_path / "one.csv", ["question", "answer"], faq[:40])
@@ -239,7 +239,7 @@ def test_a_positive_passage_is_no_negative_in_its_tevatron_line(tmp_path):
     record |= {"positive_passages": scored[:2], "negative_passages": scored}
     path = write_jsonl(tmp_path / "a.jsonl", [record])
     pairs = list(TevatronPairs(path=str(path)).examples(OnBadInput()))
-    # A pair's own passage stays; batches mask it.
+    # A pair's own passage stays among its negatives; batches mask it.
     assert [(p.passage_id, [i for i, _ in p.negatives], p.negative_scores) for p in pairs] == [
         ("a", ["a", "c"], (0.0, 2.0)),
         ("b", ["b", "c"], (1.0, 2.0)),

@@ -38,7 +38,7 @@ def test_msmarco_with_two_splits(tmp_path, capsys):
 
 
 def test_msmarco_splits_that_share_queries(tmp_path, capsys):
-    """dev.small is a part of dev."""
+    """MS MARCO's dev.small is a part of its dev split."""
     folder, output = published.write_msmarco(tmp_path / "msmarco"), tmp_path / "out"
     published.write_lines(folder / "queries.dev.tsv", ["55\twhat is a mill", "1048585\twhere do rivers end"])
     published.write_lines(folder / "qrels.dev.tsv", ["55\t0\t2\t1", "1048585\t0\t3\t1"])

@@ -91,7 +91,7 @@ def test_multireqa_pairs_a_question_with_the_sentences_that_answer_it(multi, cap
         ("a3", "What crosses it?", f"{lake}2", third),
         ("a4", "What is deep and froze?", f"{lake}0", first),  # an answer that spans two sentences
         ("a4", "What is deep and froze?", f"{lake}1", second),
-        # Questions of equal text are one question.
+        # Questions with equal texts count as one question.
         ("a2", "When did it freeze?", "SQuAD_b1/_1", "It froze in 1929."),
         # Equal contexts share their sentences.
         ("c1", "In which year did it freeze first?", f"{lake}1", second),
@@ -214,7 +214,7 @@ def test_a_positive_passage_of_dpr_is_no_hard_negative_of_its_question(tmp_path)
     (tmp_path / "dpr.json").write_text(json.dumps([record]))
     pairs = examples(dpr.DprPairs(path=str(tmp_path / "dpr.json")))
     found = {p.passage: [text for _, text in p.negatives] for p in pairs}
-    assert found == {"T a": ["T c"], "T b": ["T b", "T c"]}  # the pair's own passage is masked in batches
+    assert found == {"T a": ["T c"], "T b": ["T b", "T c"]}  # T b is its own negative, which batches mask
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_documented_public_objects_become_pairs(tree):
     for dropped in ("short", "bare", "undocumented", "signature"):
         assert not [name for name in entries if name.endswith(f".{dropped}")]
     turn = ("Turns the wheel by e.g. an angle.", "turn(angle)", "The angle is in radians.")
-    # The rest repeats the summary at its beginning, where it is removed, too.
+    # The body of this docstring begins with the summary again, which is removed there, too.
     spin = ("Spin `x` round and round!", "spin(x, *more, fast=False)", "Afterwards it stops.")
     wheel = ("A wheel that turns", "Wheel(radius=1.0, *, spokes=8)", "Args:\n  radius: how big it is.")
     for name, expected in {"Wheel": wheel, "Wheel.turn": turn, "spin": spin}.items():
@@ -95,11 +95,11 @@ def test_documented_public_objects_become_pairs(tree):
 def test_duplicates_keep_the_held_out_one(tree):
     names = [e.name for e in package_docs.collect([tree])]
     assert names == sorted(names) and len(set(names)) == len(names)
-    # scipy.wheels has the summary of the module wheels, and is in the test split.
+    # scipy.wheels and wheels have one summary; scipy.wheels stays, because it is in the test split.
     assert "scipy.wheels" in names and "wheels" not in names
-    # zoo.f has the rest of wheels, which is a duplicate itself, so both are gone.
+    # zoo.f has the body of wheels. It is removed, although wheels is itself removed as a duplicate.
     assert "zoo.f" not in names
-    # Wheel and Wog have one rest under two summaries: the first by name stays.
+    # Wheel and Wog have the same body under two summaries: the first by name stays.
     assert "wheels.Wheel" in names and "wheels._hidden.parts.Wog" not in names
     assert "wheels._hidden.parts.spin" in names and "wheels.spin" in names
 

@@ -25,7 +25,7 @@ COUNT = 67
 
 @pytest.fixture(autouse=True)
 def small_buffer(monkeypatch):
-    """A buffer of several epochs, which the real buffer is for all but large files."""
+    """Makes the shuffle buffer hold several epochs, as the real buffer does for all but large files."""
     monkeypatch.setattr(seqio_tasks, "SHUFFLE_BUFFER", 4 * COUNT)
 
 
@@ -58,7 +58,7 @@ def test_seqio_and_arrays_have_the_same_examples(minilm, pairs_file):
     assert numbers(b) != sorted(numbers(b)) == list(range(COUNT)), "shuffled, without repeats"
     negatives = ["negative_ids", "negative_key"]
     assert rows(a, negatives) == rows(b, negatives)
-    # One negative equals its passage, and is repeated four times because there is no other.
+    # One example's only negative equals its passage; the negative is repeated to fill four places.
     assert (b["negative_key"] == b["passage_key"][:, None]).all(-1).sum() == 4
     assert_equal(seqio_pairs.once(9), {name: x[:9] for name, x in b.items()})
     # SeqIO's buffer holds several epochs of so small a file.

@@ -88,7 +88,7 @@ def test_batches_count_each_sets_prompt_tokens(minilm, sources, packed):
         assert packed == (len(set(counts)) == 2)
         found |= set(counts)
     words = minilm.encode_batch([LONG], max_length=99)[0]
-    assert found == {0, len(words) - 1}  # the prompt's tokens without the separator at the end
+    assert found == {0, len(words) - 1}  # the prompt's tokens, without [SEP] at the end
     assert set(built.once()["query_prompt_tokens"].tolist()) == found
 
 

@@ -139,7 +139,7 @@ def evaluate(folder: str, output: str, *models: str) -> list[dict[str, float]]:
 
 
 def prompts(model: str) -> list[Any]:
-    """Returns (tower, prompt, batch size) of each kind of text, without and with a template."""
+    """Returns the (tower, prompt, batch size) that each kind of text gets, without and with a template."""
     kinds = mteb.types.PromptType
     found = []
     for how in ({}, {"instruction_template": "Do: {instruction}: "}):
@@ -158,7 +158,7 @@ def prompts(model: str) -> list[Any]:
 
 
 def differences(model: str) -> dict[str, float]:
-    """Returns how far vectors are from sentence-transformers', by the arguments of `encode`."""
+    """Returns the largest difference from sentence-transformers' vectors for each call of `encode`."""
     ours, theirs = DualEncoder.load(model), SentenceTransformer(model.removeprefix("st:"))
     texts = [f"{word} {i}" for word in WORDS for i in range(30)]
     found = {}

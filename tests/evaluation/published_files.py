@@ -31,7 +31,7 @@ RELEASE = (
     "3\t7\t8\tWhat?\t\t0\n"
 )
 STS_HEADER = "score\tsentence1\tsentence2\n"
-YEAR = {  # as in 2015 and 2016; the second and the last pair have no score
+YEAR = {  # the layouts of STS 2015 and 2016; the second and the last pair of forums have no score
     "STS.input.forums.txt": "0\t10\n7\t7\n0\t20\thttp://a\n0\t30\n5\t5\n",
     "STS.gs.forums.txt": "5\n\n3\n4.5\n\n",
     "STS2016.input.question-question.txt": "1\t2\n3\t4\n",

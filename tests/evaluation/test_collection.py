@@ -20,7 +20,7 @@ WORDS = ["cat", "dog", "fish", "bird"]
 
 
 class CountsWords:
-    """Vectors of word counts, times 10 by the query tower."""
+    """Encodes texts as counts of words; the query tower multiplies them by 10."""
 
     similarity_fn_name = "dot"
 
@@ -95,7 +95,7 @@ def needs(path):
 @pytest.mark.slow
 @needs(REAL_DATA / "beir" / "cacm")
 def test_reference_metrics_on_real_documents(tmp_path, capsys):
-    """The half of CACM with titles only, which is quick to encode.
+    """Searches those documents of CACM that have only a title: half of them, which are quick to encode.
 
     Reference: sentence-transformers 6.2.0, same model and texts, all cosines, scored by trec_eval's code.
     """

@@ -45,7 +45,7 @@ def test_separability_of_clouds_with_known_answers(query, passage, auc, accuracy
 
 
 def test_similarities_of_random_pairs_leave_out_the_own_one():
-    # Orthogonal queries; each passage is its query: only i = j would give anything but 0.
+    # Queries are orthogonal, and each passage equals its query: only a pair i = j would not have 0.
     eye = np.eye(8, dtype=np.float32)
     numerators, divisors = embedding_space.similarity_ratios(eye, eye, samples=500)
     assert not numerators.any() and not divisors.any() and len(divisors) == 500
@@ -91,12 +91,12 @@ def folder(tmp_path_factory):
 
 
 def random_vectors(texts):
-    """A random vector for each text, alike in both towers, so that the towers overlap."""
+    """Gives each text a random vector of the same distribution in both towers, so that the towers overlap."""
     return unit(np.stack([cloud(zlib.crc32(text.encode()), 1, 64)[0] for text in texts]))
 
 
 def test_passages_of_several_queries_do_not_set_towers_apart(tmp_path):
-    """In SQuAD questions share a paragraph: its copies would be neighbours, as if towers were separate."""
+    """SQuAD's questions share paragraphs; copies of one would be neighbours, as if towers were apart."""
     (tmp_path / "qrels").mkdir()
     corpus = [{"_id": f"d{i}", "text": f"passage {i // 2}{' ' * (i % 2)}"} for i in range(400)]
     queries = [{"_id": f"q{i}", "text": f"query {i % 900}"} for i in range(1000)]

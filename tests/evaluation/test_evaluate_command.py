@@ -84,7 +84,7 @@ def test_baseline_is_compared_by_paired_tests(files, capsys):
     (pair,) = result["comparisons"]
     assert (pair["system"], pair["baseline"], pair["metric"]) == ("run", "other", "RR@10")
     comparison = pair["comparison"]
-    # Differences -0.5, -1, 0.5: of 8 sign flips, 6 have a mean of at least 1/3 from 0.
+    # The differences are -0.5, -1 and 0.5. Of 8 sign flips, 6 have a mean at least as far from 0: p = .75.
     assert result["systems"]["other"]["per_query"]["RR@10"] == {"q1": 1.0, "q2": 1.0, "q3": 0.0}
     assert (comparison["wins"], comparison["losses"]) == (1, 2)
     assert comparison["randomisation"] == pytest.approx(0.75)
@@ -155,7 +155,7 @@ def test_several_systems_and_seeds(files, capsys):
 
 
 def test_a_baseline_among_the_runs_counts_once(files):
-    """The comparisons and their correction do not depend on the spelling of its path."""
+    """The comparisons and their correction do not depend on the spelling of the baseline's path."""
     given, _ = write_runs(files)
     (files / "link.trec").symlink_to("a.trec")
     expected = evaluate(**given, baseline="a")
@@ -164,7 +164,7 @@ def test_a_baseline_among_the_runs_counts_once(files):
 
 
 def test_runs_in_directories_with_an_equals_sign(files):
-    """In experiments, lr=1e-5/run.trec is a file, not a system called lr."""
+    """The argument lr=1e-5/run.trec is the path of a run, not a run of a system called lr."""
     given, _ = write_runs(files)
     runs = []
     for seed in range(2):
@@ -220,8 +220,8 @@ def test_answers_are_matched_by_whole_tokens(files, capsys):
     (files / "run.trec").write_text(RUN + "q2 Q0 d2 2 0.5 a\n")
     given = {"answers": str(files / "answers.jsonl"), "corpus": str(files / "corpus.jsonl")}
     result = evaluate(run=str(files / "run.trec"), **given, metrics="Success@1 Success@2")
-    # q1: d2, then d1 with the answer; q2: d9, then d2 (composed and decomposed accents are the same);
-    # q3: "Cat-like" has the token, "cathedral" has it not; q5 has no answers at all.
+    # q1: the second document has the answer. q2: it is in the second, with accents composed in another way.
+    # q3: "Cat-like" has the answer's token, "cathedral" does not. q5: the question has no answers at all.
     assert result["per_query"]["Success@1"] == {"q1": 0, "q2": 0, "q3": 1, "q5": 0}
     assert result["per_query"]["Success@2"] == {"q1": 1, "q2": 1, "q3": 1, "q5": 0}
     assert "holds an answer" in capsys.readouterr().out

@@ -56,7 +56,7 @@ def test_without_mteb_the_error_says_how_to_install_it(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_scores_equal_jaxirs_and_sentence_transformers(found, place):
-    """The scores of all tasks equal those of sentence-transformers; nDCG@10 that of `jaxir.evaluate`."""
+    """All tasks' scores equal sentence-transformers', and nDCG@10 equals that of `jaxir.evaluate`."""
     ours, theirs = found["scores"]
     folder = place / "beir"
     assert ours == pytest.approx(theirs, abs=1e-4) and len(ours) == 4
@@ -97,7 +97,7 @@ def test_vectors_equal_sentence_transformers_for_all_arguments(found):
 
 @pytest.mark.slow
 def test_judgements_are_those_of_mtebs_task(tmp_path):
-    """MTEB's task reads a folder with the name of its data set, in the layout of the hub, before the hub."""
+    """MTEB's task reads a local folder with its data set's name and the hub's layout, if there is one."""
     if not PYTHON.exists():
         pytest.skip("MTEB is not installed: run `make mteb`")
     golden = ROOT / "tests" / "golden" / "mteb"

@@ -43,7 +43,7 @@ def test_each_task_is_tested_over_its_queries_and_the_mean_over_tasks(capsys):
 
 
 def test_p_values_are_corrected_for_the_tested_tasks(tmp_path):
-    """A second task with the rankings of half of the queries."""
+    """The second task has the rankings of half of the queries."""
     for name in ("minilm", "bert"):
         shutil.copytree(GOLDEN / name, tmp_path / name)
         result = next((tmp_path / name).rglob("LocalRetrieval.json"))

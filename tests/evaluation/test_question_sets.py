@@ -12,13 +12,13 @@ from tests.evaluation.published_files import IR, RELEASE, posts, write
 MODEL = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
 
 
-# Keys of the JSON file of `evaluate --output` for CQADupStack, without the model's settings, and of a forum.
+# Keys that `evaluate --output` writes for CQADupStack (without the model's settings) and for one forum.
 REPORT = {"model", "fingerprint", "dataset", "split", "missing", "depth", "metrics", "forums"}
 FORUM = {"documents", "queries", "identical_ids", "identical_ids_found", "metrics", "per_query"}
 
 
 def beir(documents, queries, qrels, split="test"):
-    """The files of a BEIR folder of {id: text} and [(query, document)]."""
+    """Returns the files of a BEIR folder, made of {id: text} and [(query, document)]."""
     lines = {
         f"{name}.jsonl": "".join(json.dumps({"_id": i, "text": text}) + "\n" for i, text in texts.items())
         for name, texts in (("corpus", documents), ("queries", queries))
@@ -70,7 +70,8 @@ def test_the_authors_forums_are_split_as_by_the_authors(tmp_path):
     duplicates = {i: [str(i - 5)] for i in range(8, 21) if i != 19}
     duplicates |= {20: ["17", "3"], 6: {"1": {"votedates": []}}}
     write(tmp_path, {"tex/tex_questions.json": json.dumps(posts(duplicates, 20))})
-    # 20 test (judged), 19 dev, 18 dev (judged), 17 test (judged) but in the corpus, because 20 duplicates it.
+    # From the newest post: 20 is in test (judged), 19 and 18 are in dev (18 judged). 17 would be in test
+    # (judged), but stays in the corpus, because 20 duplicates it.
     found = read_cqadupstack(tmp_path)["tex"]
     assert found.qrels == {"20": {"17": 1, "3": 1}} and found.queries == ["title 20"]
     assert found.document_ids == [str(i) for i in range(1, 18)]
@@ -78,7 +79,8 @@ def test_the_authors_forums_are_split_as_by_the_authors(tmp_path):
     assert read_cqadupstack(tmp_path, "dev")["tex"].qrels == {"18": {"13": 1}}
     with pytest.raises(UserError, match=r"no split 'train' \(has: test, dev\)"):
         read_cqadupstack(tmp_path, "train")
-    # 20 test (judged), 19 dev (judged), 18 test without duplicates, so 17 too, which is judged.
+    # From the newest post: 20 is in test (judged), 19 in dev (judged), 18 in test without duplicates. So 17
+    # is in test, too; it is judged.
     duplicates = {i: [str(i - 5)] for i in range(7, 21) if i != 18}
     write(tmp_path, {"tex/tex_questions.json": json.dumps(posts(duplicates, 20))})
     found = read_cqadupstack(tmp_path)["tex"]

@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
 
 
 def prepared(rows):
-    """Returns the vectors and labels of rows in the order for the folds."""
+    """Returns the vectors and labels of rows, in the order in which rows are split into folds."""
     rows = sorted(rows, key=lambda row: ([len(text.split()) for text in row.texts], row.label))
     each = [CountsWords().encode_queries([row.texts[i] for row in rows]) for i in range(len(rows[0].texts))]
     x = each[0] if len(each) == 1 else np.c_[np.abs(each[0] - each[1]), each[0] * each[1]]
@@ -106,7 +106,7 @@ def test_files_are_read_as_senteval_reads_them(tmp_path):
 
 
 def test_senteval_runs_present_tasks_and_names_missing_ones(folder, tmp_path, capsys):
-    for task in ("SST", "TREC"):  # without the tasks with nested folds, which need six hundred fits
+    for task in ("SST", "TREC"):  # tasks with nested folds would need six hundred fits
         (tmp_path / task).symlink_to(folder / task)
     model = f"hf:{Path(__file__).parents[1] / 'golden' / 'bert'}"
     values = evaluate(model=model, dataset=f"senteval:{tmp_path}", output=str(tmp_path / "out.json"))

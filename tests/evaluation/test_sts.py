@@ -37,10 +37,10 @@ def folder(tmp_path):
 def test_spearman_by_hand(folder):
     encoder = Angles()
     scores = evaluate_sts(encoder, read_sts(folder))
-    # One adjacent swap among 4 ranks: 1 - 6 * 2 / (4 * 15).
+    # One adjacent swap among 4 ranks: 1 - 6 * 2 / (4 * 15) = .8.
     assert scores.spearman["a"] == pytest.approx(80.0)
     assert scores.spearman["b"] == pytest.approx(-100.0)
-    # Pearson of the ranks: of cosine (10 10 20 30 40 45 degrees) and of the scores.
+    # Pearson's correlation of ranks: those of cosines (10 10 20 30 40 45 degrees) and those of scores.
     cosine, people = [5.5, 5.5, 4, 3, 2, 1], [6, 1, 4, 5, 2, 3]
     assert scores.spearman["all"] == pytest.approx(100 * np.corrcoef(cosine, people)[0, 1])
     assert scores.spearman["mean"] == pytest.approx((80 - 100) / 2)

@@ -79,7 +79,7 @@ def test_the_most_probable_word_is_the_darkest(tmp_path):
     def darkest(words):
         plots.word_heat({"model": [words]}, tmp_path / "one.png")
         picture = imread(tmp_path / "one.png")[..., :3]
-        warmth = picture[..., 0] - picture[..., 2]  # text is grey
+        warmth = picture[..., 0] - picture[..., 2]  # red minus blue, which is 0 for the grey text
         return np.argmax(warmth.sum(0)) / picture.shape[1]
 
     assert darkest([("aaaaaaaaaa", 0.9), ("bbbbbbbbbb", 0.1), ("c" * 40, 0.0)]) < 0.2

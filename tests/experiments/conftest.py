@@ -44,5 +44,5 @@ def rounds_flags(tmp_path, folder, tiny_gin) -> list[str]:
 
 @pytest.fixture
 def no_rehearsal(monkeypatch):
-    """Skips the check of training runs, which takes a process of its own."""
+    """Skips the rehearsal of training runs, which starts another process."""
     monkeypatch.setattr("jaxir.experiments.rehearsal.rehearse", lambda *_: None)

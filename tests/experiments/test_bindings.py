@@ -25,7 +25,7 @@ PAPERS = {  # recipes of several files, and the bindings that they require
     "chuang2024": ("unsupervised objectives/diffcse experiments/chuang2024", "TEXT=x STS=y GENERATOR=hf:z"),
     "reader": ("reader evaluators/reading", "DATA=corpus RUN=run.trec ANSWERS=a.jsonl DEV_RUN=dev.trec"),
 }
-# Values of settings that no file binds.
+# Defaults of `train`, for settings that no file binds.
 DEFAULTS = {name: p.default for name, p in inspect.signature(train).parameters.items()}
 DEFAULTS["mesh"] = MeshConfig()
 OF_DEV = ("eval_every", "dev_metric", "dev_distractors")
@@ -64,7 +64,7 @@ def flat(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def commands(tmp_path: Path, folder: Path, capsys) -> Iterator[tuple[str, str, list[str]]]:
-    """Yields experiment, run and command of each training run of seed 0."""
+    """Yields the experiment, the run's name and the command of each training run with seed 0."""
     for name in GRIDS:
         flags = {"output_dir": "GRID", "datasets": [f"data={folder}"], "seeds": ["0"], "dry_run": True}
         bound, _ = gin_config.bind(grid, [f"gin/experiments/{name}.gin"], [], flags)

@@ -45,7 +45,7 @@ def test_duplicates_share_keys_only_if_masked(folder, model, mask):
     source = DuplicateRich(directory=str(folder), unique=0.34, mask_duplicates=mask)
     tokenizer = Tokenizer.load(Path(model.removeprefix("hf:")))
     dataset = source.build(tokenizer, pair_features(TextFormat(query_length=8, passage_length=12)))
-    batch = next(dataset.batches(batch_size=12, seed=0))  # groups of 5, 3, 2 and 2: 4 passages of 12 pairs
+    batch = next(dataset.batches(batch_size=12, seed=0))  # 12 pairs in groups of 5, 3, 2 and 2: 4 passages
     assert dataset.num_examples == 12
     assert len(np.unique(batch["passage_ids"], axis=0)) == 4
     assert len(np.unique(batch["query_ids"], axis=0)) == 12

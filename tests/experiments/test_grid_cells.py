@@ -16,7 +16,7 @@ GRIDS = {"table1": 9, "minilm_grid": 18, "minilm_duplicates_grid": 48}
 
 
 def bound_grid(name: str, **given):
-    """Returns a function that runs a shipped grid with the flags it is given, and with those of `given`."""
+    """Returns a function that runs a shipped grid with the flags `given` here and the flags of each call."""
 
     def bound(**flags):
         return gin_config.bind(grid, [f"gin/experiments/{name}.gin"], [], given | flags)[0]()

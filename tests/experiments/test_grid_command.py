@@ -35,7 +35,7 @@ def test_grid_end_to_end(tmp_path, grid_flags):
     assert found["mean"] == pytest.approx(scores["metrics"]["RR"])
     assert len(scores["per_query"]["RR"]) == 8
 
-    for name in ("commands.txt", "inputs.json"):  # imitates runs that a user typed
+    for name in ("commands.txt", "inputs.json"):  # a run that a user trained by hand has no such files
         (pair / name).unlink()
     other = run("--objectives=pair", "--steps=20")
     assert other.returncode == 1 and other.stderr.count("\n") == 1
@@ -75,7 +75,7 @@ def test_grid_with_judges_untrained_model_and_run(tmp_path, folder, model):
     lines = [[word.strip() for word in line.split("|")[1:-1]] for line in judged.stdout.splitlines()[:5]]
     assert lines[0] == ["Loss", "toy RR", "toy cats Spearman", "toy tasks accuracy"]
     assert [line[0] for line in lines[2:]] == ["SimCSE", "BERT", "BM25"]
-    # One of eight queries is answered, and run files have no judges.
+    # BM25 answers one of eight queries; the judges of models do not judge BM25's run file.
     assert [cell.strip("*") for cell in lines[4][1:]] == ["12.5", "-", "-"]
     cells = tmp_path / "out" / "cells"
     made = ["commands.txt", "inputs.json", "judge_cats.json", "judge_tasks.json", "log.txt", "test.json"]

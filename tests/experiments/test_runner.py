@@ -131,7 +131,7 @@ def test_cells_that_read_changed_files_are_refused(grid_of, tmp_path):
     assert run_all(grid_of()) == []
     for file, (added, sentence) in CHANGES.items():
         content = (tmp_path / file).read_bytes()
-        # Changed content of the same size.
+        # Without text to add, change the content but not its size.
         changed = content[:-4] + bytes(4) if added is None else content + added.encode()
         assert changed != content
         (tmp_path / file).write_bytes(changed)
@@ -210,7 +210,7 @@ def test_cell_resumes_after_a_signal(tmp_path, number):
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(60) == (143 if number == signal.SIGTERM else -number)
-    time.sleep(0.2)  # after SIGKILL nothing waits for the command
+    time.sleep(0.2)  # a grid that SIGKILL ended does not wait for its command
     before = cell_runner.last_step(slow.directory / "model")
     time.sleep(0.3)
     assert 2 <= before < 40
@@ -235,7 +235,7 @@ def test_killed_command_is_a_failure(tmp_path):
 
 @pytest.mark.parametrize("ends", ["os.kill(os.getpid(), signal.SIGTERM)", "sys.exit(128 + signal.SIGTERM)"])
 def test_command_stopped_from_outside_stops_the_grid(tmp_path, ends):
-    """A command that a user or a shutdown stopped must not make the grid start the next cell."""
+    """If a user or a shutdown stops a command, the grid must not start the next cell."""
     stopped = cell(tmp_path / "stopped")
     stop = ("-c", f"import os, signal, sys; {ends}")
     commands = stopped.commands._replace(training=((tmp_path / "stopped" / "model", stop),))
@@ -288,7 +288,7 @@ def wait_for(path: Path) -> None:
 
 @pytest.mark.skipif(not cell_runner._terminated_with_parent(), reason="no setpriv here")
 def test_command_of_a_killed_grid_keeps_the_lock_until_it_has_saved(tmp_path):
-    """Without the lock the next grid would start the cell while its command still saves."""
+    """Without the lock, the next grid would start the cell while its old command still saves."""
     out = tmp_path / "out"
     grid = subprocess.Popen([sys.executable, "-c", WORKS, str(out), SAVES])
     try:
