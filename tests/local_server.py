@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # one packet a response; otherwise each waits 40 ms for its headers' acknowledgement
+    wbufsize = -1  # one packet a response; otherwise it waits 40 ms until its headers are acknowledged
 
 
 class Server(http.server.ThreadingHTTPServer):

@@ -1,6 +1,6 @@
 """Makes cross_*/: tiny random cross-encoders and the scores of the reference implementations.
 
-cross_saved/ has the files in which a cross_bert saved by sentence-transformers 6.2 differs from cross_bert.
+cross_saved/ has only the files of cross_bert that change if sentence-transformers 6.2 saves it again.
 
     python tests/golden/make_cross_encoders.py
 

@@ -66,7 +66,7 @@ VARIANTS = {
 
 
 def config(**more: object) -> transformers.DebertaV2Config:
-    """The shape of v3, with so few buckets that some distances in a text share one."""
+    """Returns a small v3, with so few buckets that some distances in a text share one."""
     shape = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,
@@ -107,7 +107,7 @@ def save_spm(directory) -> None:
         num_threads=1,
     )
     (directory / "spm.model").write_bytes(out.getvalue())
-    # As in published folders: no class, and no mask token, which has the next id.
+    # As in published folders, the file names no class and no mask token; the mask token has the next id.
     (directory / "tokenizer_config.json").write_text(
         json.dumps({"do_lower_case": False, "vocab_type": "spm"})
     )
@@ -166,7 +166,7 @@ def save_variants() -> None:
 
 def main() -> None:
     torch.manual_seed(0)
-    for name in (NAME, CROSS):  # remove them: transformers would read an old tokenizer.json
+    for name in (NAME, CROSS):  # transformers would read an old tokenizer.json
         shutil.rmtree(HERE / name, ignore_errors=True)
         (HERE / name).mkdir()
     encoder = transformers.DebertaV2Model(config()).eval()

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 HERE = Path(__file__).parent
 BATCH, NEGATIVES, WIDTH, GUIDE_WIDTH, TEMPERATURE = 8, 2, 16, 12, 0.2
-# Name of the case: the negatives of each row, and settings of the loss.
+# {name of a case: (number of negatives in each row, settings of the loss)}
 CASES = {
     "gist": (1, {}),
     "gist_absolute": (1, {"margin": 0.1}),
@@ -44,7 +44,7 @@ def main() -> None:
     for model, width in (("model", WIDTH), ("guide", GUIDE_WIDTH)):
         of_query = normalize(torch.randn(BATCH, width), dim=-1)
         near = [normalize(torch.randn(BATCH, width) * 0.5 + of_query, dim=-1) for _ in range(3)]
-        # A hard negative of the guide is sometimes nearer to the query than the passage.
+        # In each model's vectors, a hard negative is sometimes nearer to the query than the passage is.
         columns.append([of_query, *near])
         found |= {f"{model} query": of_query, f"{model} passage": near[0]}
         found |= {f"{model} negatives": torch.stack(near[1:], 1)}
@@ -55,7 +55,7 @@ def main() -> None:
         if count == 1:
             loss = GISTEmbedLoss(Given("model"), Given("guide"), **how)
             value = loss([{"model": m, "guide": g} for m, g in zip(leaves, guides, strict=True)], None)
-        else:  # several negatives are read only with gradient caching
+        else:  # only the loss with gradient caching reads several negatives
             loss = CachedGISTEmbedLoss(Given("model"), Given("guide"), mini_batch_size=3, **how)
             value = loss.calculate_loss(
                 [list(x.split(3)) for x in leaves], [list(x.split(3)) for x in guides]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.remove(str(HERE))  # it has a folder peft, which is not the package
+sys.path.remove(str(HERE))  # this directory has a folder peft, which would hide the package
 PLACE, WIDTH, DIMENSION = HERE / "hybrid", 32, 8
 QUERIES = ["a cat", "", "the dog, the mat", "which cat and which dog sat on the mat 木 left last night"]
 PASSAGES = [
@@ -134,7 +134,7 @@ def save_losses() -> None:
         for part in model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.p = 0.0
-            if hasattr(part, "dropout_prob"):  # of attention
+            if hasattr(part, "dropout_prob"):  # attention has its own rate
                 part.dropout_prob = 0.0
         sides = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in (queries, passages)]
         loss = model(*sides).loss

@@ -21,7 +21,7 @@ WITH_GRADIENTS = ("embeddings.tok_embeddings", "layers.0.attn.Wqkv", "layers.4.m
 
 
 def config(**more: object) -> transformers.ModernBertConfig:
-    """Two global layers after the first; windows are narrower than the texts."""
+    """Returns a model with two global layers after the first, and windows narrower than the texts."""
     return transformers.ModernBertConfig(
         **more,
         vocab_size=VOCAB,

@@ -8,7 +8,7 @@ In another environment, for the folders of PyLate (their name begins with pylate
 pip install pylate==1.6.0
 python tests/golden/make_multi_vector.py pylate
 
-The files of the encoder, which is that of bert/ or of another folder here, are removed: tests put them back.
+The encoder is that of bert/ or of another folder here, so its files are removed; tests put them back.
 `families/` has the vectors of one folder over several encoders. `losses.npz` and `pylate_losses.npz` have the
 losses of given vectors of tokens, with their gradients.
 """
@@ -40,9 +40,9 @@ PASSAGES = [
 ]
 OF_BERT = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 CLASSIC = {"strategy": "fixed", "length": 12, "attend": False}
-# Windows must be longer than queries: what a token without any other in its window gets is not defined.
+# Windows must be longer than queries: the output of a token that is alone in its window is not defined.
 CHANGED = {"pad_token_id": 0, "local_attention": 64, "sliding_window": 64}
-# Encoders that read tokens to which others do not attend; the tokenizer is bert's.
+# Encoders that are saved with queries whose last tokens others do not attend to; all use bert's tokenizer.
 FAMILIES = (
     *("roberta", "distilbert", "modernbert", "gte", "nomic_bert", "eurobert", "llama", "qwen3"),
     *("gemma3", "t5_1_1"),
@@ -154,7 +154,7 @@ def columns_of_tokens() -> tuple[list[dict], torch.Tensor]:
     """Returns 5 queries, 5 passages and two negatives of each query, and a teacher's scores [5, 3]."""
     generator, columns = torch.Generator().manual_seed(7), []
     for length in (6, 9, 9, 9):
-        # Positive components, because PyLate takes 0 for the similarity of a token that is not scored.
+        # Components are positive, because PyLate takes 0 as the similarity of a token that is not scored.
         x = torch.nn.functional.normalize(torch.rand(5, length, 8, generator=generator) ** 3, dim=-1)
         mask = torch.rand(5, length, generator=generator) < 0.7
         mask[:, 0] = True
@@ -194,7 +194,7 @@ def losses_of_sentence_transformers() -> None:
                 f"xtr_{k}": losses.MultiVectorMultipleNegativesRankingLoss(
                     Given(), scale=4.0, similarity_fct=scoring.XTRScores(k)
                 )
-                for k in (1, 16, 256)  # 256 are more tokens than there are
+                for k in (1, 16, 256)  # 256 exceeds the number of tokens
             },
             "xtr_kl": losses.MultiVectorDistillKLDivLoss(Given(), similarity_fct=scoring.XTRKDScores(16)),
         },

@@ -1,10 +1,11 @@
-"""Makes peft/: adapters that PEFT wrote for golden/bert, golden/qwen3 and golden/modernbert, and its outputs.
+"""Makes peft/: adapters that PEFT wrote for bert, qwen3 and modernbert of golden/, and PEFT's outputs.
 
 pip install torch==2.14.1 transformers==5.24.0 peft==0.21.2
 python tests/golden/make_peft.py
 
-The adapters name their models by "BASE", which the tests replace. Those of qwen3 have other ranks and alphas
-in some layers, and leave a layer out; modernbert's change fused kernels; bert's use rsLoRA and its pooler.
+The adapters name their base model "BASE", which the tests replace by a path. The adapters of qwen3 have other
+ranks and alphas in some layers, and leave a layer out; modernbert's change fused kernels; bert's use rsLoRA
+and adapt its pooler.
 """
 
 import json

@@ -29,10 +29,10 @@ def make(name: str, seed: int) -> transformers.T5ForConditionalGeneration:
     torch.manual_seed(seed)
     config = transformers.T5Config(**T5, **FORMS[name])
     model = transformers.T5ForConditionalGeneration(config).eval()
-    if name == "1_1":  # transformers 5 ties both tables otherwise
+    if name == "1_1":  # otherwise transformers 5 would tie lm_head to the token table
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     randomize(model)
-    with torch.no_grad():  # makes the end of an output likely
+    with torch.no_grad():  # makes the end token, 1, likely
         model.lm_head.weight[1] *= 2.0
         model.lm_head.weight *= 0.4
     return model
@@ -53,7 +53,7 @@ def save(name: str) -> None:
     np.savez_compressed(directory / "golden.npz", **outputs(model))
     rng = np.random.default_rng(7)
     source = make_ids(rng, 0, rng.integers(4, 20, QUESTIONS * PASSAGES).tolist())
-    source[-1] = 0  # a passage of padding
+    source[-1] = 0  # a passage that is only padding
     source = source.reshape(QUESTIONS, PASSAGES, -1)
     target = make_ids(rng, 0, [10, 4, 1, 7])
     np.savez_compressed(directory / "reader.npz", **reader_outputs(model, source, target))

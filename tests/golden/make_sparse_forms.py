@@ -3,8 +3,8 @@
 pip install torch==2.15.0 transformers==5.24.0 sentence-transformers==6.2.0
 python tests/golden/make_sparse_forms.py
 
-All weights are random. Texts are encoded one by one: in a batch with padding, a SparseStaticEmbedding leaves
-out a padding token in the text itself.
+All weights are random. Texts are encoded one by one, because in a batch with padding a SparseStaticEmbedding
+would also leave out padding tokens of the text itself.
 """
 
 import functools

@@ -84,7 +84,7 @@ def save(directory: Path, content: object, **options: object) -> None:
 
 
 def save_odd() -> None:
-    """Saves views of one storage, and types that no parameter of an encoder has."""
+    """Saves tensors that are views of one storage, and tensors of types that no encoder's parameter has."""
     table = torch.arange(60, dtype=torch.float32).reshape(6, 10)
     strided = torch.randn(4, 5, 6)
     tensors = {

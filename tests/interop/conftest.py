@@ -27,7 +27,7 @@ SMALL_T5 = T5Config(**SHAPE, scan_layers=True)
 
 @pytest.fixture
 def two_sentencepieces(sentencepiece_folder, tmp_path) -> Tokenizer:
-    """The tokenizer of a folder with another SentencePiece model, which is not read."""
+    """A tokenizer whose folder also has a second SentencePiece file, which must not be read."""
     folder = Path(shutil.copytree(sentencepiece_folder, tmp_path / "folder"))
     (folder / "tokenizer.model").write_bytes(b"not a SentencePiece model")
     return Tokenizer.load(folder)

@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 
 
 def change(path: Path, **entries) -> None:
-    """Changes entries of a JSON file, which need not be there, and removes those that become `...`."""
+    """Sets entries of a JSON file, or of a new one; removes those that become `...`."""
     content = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({k: v for k, v in (content | entries).items() if v is not ...}))
 

@@ -1,7 +1,8 @@
 """A local server with the part of the Hugging Face hub's protocol that its client library uses.
 
-A repository is bytes by path; the name of a data set begins with `datasets/`. Files of 1,000 bytes and more
-count as large: the hub stores their SHA-256 and redirects to another host. Of small files it has git's hash.
+A repository maps paths to bytes; the name of a data set begins with `datasets/`. Files of 1,000 bytes and
+more count as large: the hub stores their SHA-256 and redirects to another host. For small files it stores
+git's hash.
 """
 
 import base64
@@ -73,7 +74,7 @@ def etag(content: bytes) -> str:
 
 
 def _about(content: bytes, name: str) -> dict[str, Any]:
-    """Returns a file's entry in a listing; `name` is the entry of its hash."""
+    """Returns a file's entry in a listing; `name` is the key of its hash."""
     if len(content) < LARGE:
         return {"size": len(content), name: etag(content)}
     git = hashlib.sha1(b"a pointer to " + content).hexdigest()
@@ -194,7 +195,7 @@ class Handler(local_server.Handler):
     def _commit(self, name: str, revision: str) -> str | None:
         if name in self.hub.refusals:
             return self._refuse(*self.hub.refusals[name])
-        if not self.hub.has(name):  # the hub's answer to clients without a valid token
+        if not self.hub.has(name):  # the hub gives clients without a token 401, not 404
             return self._refuse(401 if "Authorization" not in self.headers else 404, "RepoNotFound")
         return self.hub.commit(name, revision) or self._refuse(404, "RevisionNotFound")
 

@@ -1,8 +1,8 @@
 """Follows the README.md of ONNX exports where there is neither JAX nor jaxir: `onnx_worker.py FOLDER`.
 
-FOLDER holds texts.json and exports; the vectors of the texts, or the scores of all pairs
-of them, go to answers.npz as EXPORT.GRAPH, and what a query's or score's graph makes of the rows in
-EXPORT/rows.npz, if there are any, as EXPORT.rows.
+FOLDER holds texts.json and exports. The vectors of the texts, or the scores of all pairs of texts, are
+written to answers.npz as EXPORT.GRAPH. If EXPORT/rows.npz exists, the graph of queries or scores also reads
+its rows, and the results are written as EXPORT.rows.
 """
 
 import json

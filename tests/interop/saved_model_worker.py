@@ -1,8 +1,8 @@
 """Loads SavedModels where there is neither JAX nor jaxir: `saved_model_worker.py FOLDER`.
 
-FOLDER holds requests.json, a list of {"model", "imports", "signature", "inputs"}; answers go to answers.npz
-as INDEX.OUTPUT, a request that fails as INDEX.error. Operation libraries are imported when a request needs
-them, so the first requests show what loads without them.
+FOLDER holds requests.json, a list of {"model", "imports", "signature", "inputs"}. Answers are written to
+answers.npz as INDEX.OUTPUT, and errors as INDEX.error. Libraries of operations are imported when a request
+needs them, so the first requests show which models load without them.
 """
 
 import importlib
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
             array = value.numpy()
             answers[f"{i}.{name}"] = array.astype(str) if array.dtype == object else array
     assert not [name for name in ("jax", "jaxir") if sys.modules.get(name)]
-    # Not ru_maxrss, which a process has from the one that started it.
+    # Not ru_maxrss, which may have been inherited from the process that started this one.
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     np.savez(folder / "answers.npz", peak=peak, **answers)

@@ -72,10 +72,11 @@ def write(
     optimizer: bool = True,
     step: int = 1000,
 ) -> Path:
-    """Writes `directory`/checkpoint_STEP of arrays by path, in the types that the version stores.
+    """Writes `directory`/checkpoint_STEP of {path: array}, in the types that the version stores.
 
-    Arrays whose path ends with one of `inlined` are in the index. Specifications name a bucket (`in_bucket`),
-    as version 3 writes there, or have the path at the top (`path_on_top`), as old TensorStores had it.
+    Arrays whose path ends with one of `inlined` are stored in the index. With `in_bucket`, specifications name
+    a bucket, as version 3 writes them there. With `path_on_top`, they have the path at the top, as old
+    TensorStores wrote it.
     """
     checkpoint = directory / f"checkpoint_{step}"
     checkpoint.mkdir(parents=True)
@@ -144,7 +145,7 @@ def nest(params: dict[str, np.ndarray]) -> dict:
 
 
 def map_specs(tree: dict, change) -> dict:
-    """Nested dicts with each specification of an array replaced by change(specification)."""
+    """Returns nested dicts with each specification of an array replaced by change(specification)."""
 
     def mapped(value):
         if not isinstance(value, dict):

@@ -72,7 +72,7 @@ def test_tokens_and_scores_of_pairs_match(loaded, name):
         assert [r.types.tolist() for r in tokens] == [types.tolist() for types in expected]
     ids, types = (jnp.asarray(pad_batch(rows, 40)) for rows in zip(*tokens, strict=True))
     logits = np.asarray(score(model.model, ids, types))
-    # By their folders, cross_bert's scores are logits, the others' their sigmoid.
+    # As their folders say, the scores of cross_bert are logits; those of the others are sigmoids of logits.
     scores = logits if name == "bert" else 1 / (1 + np.exp(-logits))
     np.testing.assert_allclose(scores, arrays["pair_scores"], atol=1e-5)
 

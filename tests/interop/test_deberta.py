@@ -28,7 +28,7 @@ CROSS = GOLDEN.parent / "cross_deberta"
 
 
 def own_bucket(distance: int, buckets: int, farthest: int) -> int:
-    """The bucket of a distance, as the reference implementation's formula has it."""
+    """Returns the bucket of a distance by the reference implementation's formula."""
     middle, size = buckets // 2, abs(distance)
     if size > middle:
         size = middle + math.ceil(math.log(size / middle) / math.log((farthest - 1) / middle) * (middle - 1))
@@ -100,7 +100,7 @@ def test_other_attentions_are_those_of_transformers(name, tmp_path):
 
 
 def test_tokens_of_awkward_texts_are_those_of_transformers(tmp_path):
-    """With the published spm.model, with and without config.json, and with a tokenizer.json."""
+    """The tokenizer is read from spm.model, with and without config.json, and from a tokenizer.json."""
     golden = np.load(GOLDEN / "golden_texts.npz")
     texts = json.loads(str(golden["awkward"]))
     expected = np.split(golden["awkward_ids"], np.cumsum(golden["awkward_lengths"])[:-1])
@@ -158,7 +158,7 @@ def test_config_json_as_the_published_ones_write_it(tmp_path):
     [("xsmall", 70.7, 22), ("small", 141.3, 44), ("base", 183.8, 86), ("large", 434.0, 304)],
 )
 def test_presets_have_the_published_sizes(name, millions, blocks):
-    """He et al. 2023 and the models' pages: 22, 44, 86 and 304 M parameters beside a vocabulary of 128 k."""
+    """He et al. 2023 and the models' pages: 22, 44, 86 and 304 M parameters besides the table of tokens."""
     shapes = stored.encoder_shapes(PUBLISHED[f"microsoft/deberta-v3-{name}"])
     total = sum(map(np.prod, shapes.values()))
     assert round(total / 1e6, 1) == millions

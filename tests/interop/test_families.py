@@ -28,7 +28,7 @@ GEMMAS = ("gemma3", "gemma3_causal", "embedding_gemma2")
 BERTS = ("xlm_roberta", "mpnet", "nomic_bert", "gte", "gte_untyped", "jina_embeddings_v3")
 FAMILIES = (*LLAMAS, *GEMMAS, *BERTS)
 WITH_GRADIENTS = [name for name in FAMILIES if (GOLDEN / name / "gradients.npz").exists()]
-# transformers writes these with the names that the hub's older folders have.
+# transformers writes the tensors of these families under the names that the hub's older folders have.
 OLDER = ("nomic_bert", "gte", "jina_embeddings_v3")
 
 
@@ -158,7 +158,7 @@ def with_tokenizer(name: str, tokenizer: str, place: Path, **entries) -> Path:
 
 
 def test_tokenizers_padding_id_counts(tmp_path):
-    """A BERT with RoBERTa's tokenizer and a Qwen3 without a padding id, as folders on the hub have them."""
+    """Folders on the hub have a BERT with RoBERTa's tokenizer, or a Qwen3 without a padding id."""
     for name, entries in (("bert", {}), ("qwen3", {"pad_token_id": None})):
         wrong = DualEncoder.load(f"hf:{with_tokenizer(name, 'roberta', tmp_path / name, **entries)}")
         right = with_tokenizer(name, "roberta", tmp_path / f"{name}_right", pad_token_id=1)
@@ -171,7 +171,7 @@ def test_tokenizers_padding_id_counts(tmp_path):
     ("name", "entries", "advice"),
     [
         ("xlm_roberta", {}, "correct pad_token_id in config.json or the"),
-        ("mpnet", {"pad_token_id": 0}, "correct the"),  # transformers counts from 1 nevertheless
+        ("mpnet", {"pad_token_id": 0}, "correct the"),  # transformers still counts MPNet's from 1
     ],
 )
 def test_positions_counted_from_another_padding_id_are_refused(tmp_path, name, entries, advice):
@@ -195,7 +195,7 @@ def test_positions_counted_from_another_padding_id_are_refused(tmp_path, name, e
 )
 def test_settings_that_are_not_supported_are_refused(name, entries, message, tmp_path):
     folder = edited(GOLDEN / name, tmp_path, **entries)
-    if message is None:  # transformers has its default sizes then, which the weights do not fit
+    if message is None:  # transformers would take its default sizes, which the weights do not fit
         message = "has shape"
     with pytest.raises(UserError, match=message):
         hf.read_encoder(folder)

@@ -99,7 +99,7 @@ def test_sentence_transformer_vectors_match(name, tower):
     ],
 )
 def test_fingerprints_have_not_changed(name, fingerprint):
-    """Indexes store a model's fingerprint; these are of commit 3ad297d."""
+    """Indexes store a model's fingerprint, so it must stay the same; these are those of commit 3ad297d."""
     assert model_dir.load(f"st:{GOLDEN / name}").fingerprint == fingerprint
 
 

@@ -17,7 +17,7 @@ from tests.interop.folders import GOLDEN
 tf = pytest.importorskip("tensorflow")
 pytest.importorskip("tensorflow_text")
 
-# Marks that Unicode sorts, marks that stop the sorting, and characters that combine with them.
+# Marks that Unicode's normal forms sort, marks that stop the sorting, and characters that combine with marks.
 MARKS = "\u0300\u0301\u0334\u0345\u08db\u08ca\u0903\u093e\u093c\u094d\u302e\u1bf2"
 MARKS += "\U0001d165\U0001d16d\U0001e94a"
 SPECIAL = "[MASK] [SEP] [PAD] [ ] [mask] </s> <unk> ## ##ing \u2581 a \u65e5"
@@ -29,7 +29,7 @@ BLANK = ["", " ", "\n\t\r", "\x00", "\x7f\x80\x9f"]
 
 
 def varied_texts(vocabulary: list[str], count: int) -> list[str]:
-    """Returns `count` random texts and some more of what tokenizers have failed on."""
+    """Returns `count` random texts, and some texts on which tokenizers have failed."""
     rng = np.random.default_rng(0)
     everything = np.array([chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000])
     alphabets = [
@@ -129,7 +129,7 @@ def pairs_of(count: int, vocabulary: list[str]) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("max_length", "longest"), [(5, 300), (21, 100_000)])
 def test_thousands_of_pairs_have_the_ids_of_wordpiece(max_length, longest, minilm_folder):
-    """Leaves out long pairs with a short length: the library keeps every combination of cut pieces."""
+    """Leaves out pairs far longer than `max_length`: the library keeps every combination of cut pieces."""
     library = Library.from_file(str(minilm_folder / "tokenizer.json"))
     pairs = pairs_of(10_000, sorted(library.get_vocab()))
     pairs = [pair for pair in pairs if len("".join(pair)) <= longest]

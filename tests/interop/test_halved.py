@@ -83,7 +83,7 @@ def test_loading_needs_little_more_than_the_stored_bytes(how, tmp_path):
     del tensors
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, f"hf:{tmp_path}", f"hf:{GOLDEN / 'bert'}", *how],
-        # As a user runs it: the tests' settings of malloc and XLA change what is in memory.
+        # Without the tests' settings of malloc and XLA, which change what is in memory.
         env={name: os.environ[name] for name in ("PATH", "HOME")} | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

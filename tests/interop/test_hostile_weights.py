@@ -53,7 +53,7 @@ class _Calls:
 
 
 class _Sets:
-    """Pickles as an object that is made without a call and then given its state."""
+    """Its pickle makes the object without a call, then passes the state to `__setstate__`."""
 
     def __init__(self, path):
         self.path = path

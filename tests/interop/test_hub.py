@@ -19,7 +19,7 @@ from tests.interop import hub_server
 from tests.interop.folders import GOLDEN
 
 T5 = "google/t5-tiny"
-# Other files of such a repository: the weights for other frameworks and in another precision.
+# Other files of a publisher's repository, such as weights for other frameworks or in another precision.
 OTHERS = ["README.md", ".gitattributes", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "golden.npz"]
 OTHERS += ["model.fp16.safetensors", "onnx/model.onnx", "openvino/openvino_model.bin", "coreml/model.mlmodel"]
 OTHERS += ["pytorch_model.bin", "2_Dense/pytorch_model.bin", "generation_config.json"]
@@ -53,7 +53,7 @@ cli.end(0)
 
 
 def files_of(name: str) -> dict[str, bytes]:
-    """Returns a golden folder as a repository, with other files of a publisher."""
+    """Returns a golden folder as a repository, together with other files that publishers add."""
     folder = GOLDEN / name
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     return {**dict.fromkeys(OTHERS, b"of no use here " * 100), **files}
@@ -67,7 +67,7 @@ def hub():
 
 @pytest.fixture
 def resolve(hub, tmp_path):
-    """Resolves specs in a process; returns directories or messages, and its standard error."""
+    """Resolves specs in a new process; returns a directory or message for each, and its standard error."""
 
     def run(*specs: str, limit: str = "", **environment: str) -> tuple[list[str], str]:
         command = ["bash", "-c", f'{limit}exec "$@"', "bash", sys.executable, "-c", RESOLVE, *specs]
@@ -104,7 +104,7 @@ def test_only_files_that_are_read_are_downloaded_once(hub, resolve, tmp_path):
 
 @pytest.mark.slow
 def test_damaged_file_in_the_cache_is_refused_until_it_is_removed(hub, resolve):
-    """For a large and a small file, which have different kinds of hashes."""
+    """Damages a large and a small file, whose hashes are of different kinds."""
     damaged = {"google/weights": "model.safetensors", "google/words": "3_Normalize/config.json"}
     for name in damaged:
         hub.add(name, files_of("t5_1_1"))
@@ -137,7 +137,7 @@ SHARDS = {
 
 
 def of_names(names: list[str], content: Any = None, **how: bool) -> hub_files.Wanted:
-    """The files that are chosen of a repository with these names, whose JSON files have `content`."""
+    """Returns the files chosen from a repository with files of these names; JSON files hold `content`."""
     return hub_files.wanted(names, lambda file: content, "some/model", **how)
 
 
@@ -222,7 +222,7 @@ def test_revision_is_pinned_and_read_offline(hub, resolve):
     assert all("write a branch, a tag, a commit or refs/pr/N after @" in found[i] for i in (6, 8))
     assert found[7].startswith(f"{GOLDEN}@v1: ")
     asked = [r.path for r in hub.asked if "/revision/" in r.path]
-    # A commit is not requested, because it never changes.
+    # The hub is not asked about a revision that is a commit, because a commit never changes.
     assert asked == [f"/api/models/{T5}/revision/{r}" for r in ("main", "v1", "refs/pr/2", "main", "v3")]
     hub.asked.clear()
     found, said = resolve(f"hf:{T5}@v1", f"hf:{T5}", HF_HUB_OFFLINE="1")

@@ -32,7 +32,7 @@ def files_of(name: str) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_name_without_a_prefix_is_opened_as_sentence_transformers_would(tmp_path):
-    """A model of sentence-transformers' own, one of another owner, and one without modules.json."""
+    """Opens a model of sentence-transformers' own, one of another owner, and one without modules.json."""
     with hub_server.serve() as hub:
         hub.add("sentence-transformers/tiny", files_of("t5_1_1"))
         hub.add("owner/tiny", files_of("t5_1_1"), "main", "v2")

@@ -97,7 +97,7 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
 
 @pytest.mark.slow
 def test_vectors_of_other_models(tmp_path, save_model, two_sentencepieces, minilm_folder):
-    """T5 with SentencePiece and stacked layers; padding other than 0; and a real model."""
+    """Exports T5 with SentencePiece and stacked layers, a model whose padding id is not 0, and a real model."""
     models = {
         "t5": save_model(tmp_path / "model", SMALL_T5, two_sentencepieces, sharing="ade"),
         "roberta": f"st:{GOLDEN / 'roberta'}",
@@ -112,7 +112,7 @@ def test_vectors_of_other_models(tmp_path, save_model, two_sentencepieces, minil
 
 @pytest.mark.slow
 def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
-    """With token types and a prompt; with neither; with BPE and padding other than 0; and a real encoder."""
+    """Exports models with token types and a prompt, with neither, with BPE (padding not 0), and a real one."""
     models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "modernbert")}
     bert = f"hf:{GOLDEN / 'cross_bert'}"
     models["bert"] = save_cross_encoder(tmp_path / "model", bert, query_prompt="ask: ")
@@ -144,7 +144,7 @@ def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder
 
 @pytest.mark.slow
 def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
-    """A real model, one column of whose kernels is 40 times the others; with both sets of operators."""
+    """Quantises a real model with both sets of operators; a column of its kernels is 40 times the others."""
     encoder = DualEncoder.load(f"st:{minilm_folder}")
     tokens = encoder.tokenizer.encode_batch(TEXTS + SENTENCES, max_length=40)
     ids = np.array([np.pad(row, (0, 40 - len(row))) for row in tokens], np.int64)

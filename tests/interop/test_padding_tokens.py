@@ -16,7 +16,7 @@ def golden():
     return np.load(GOLDEN / "padding_tokens.npz")
 
 
-# These models have [CLS], mean and last-token pooling, padding ids 0 and 1, relative and absolute positions.
+# The models differ in pooling ([CLS], mean, last token), padding id (0, 1) and kind of positions.
 @slow
 @pytest.mark.parametrize("name", ["roberta", "bert", "t5_1_1", "modernbert"])
 def test_padding_tokens_of_a_text_are_tokens_to_a_dual_encoder(golden, name):

@@ -164,7 +164,7 @@ def test_cross_encoders_take_weights():
 
 
 def test_gradients_pass_through_quantised_kernels():
-    """Adapters (QLoRA) train before frozen quantised kernels, also in a scan, on several devices."""
+    """Adapters (QLoRA) train in layers before frozen quantised kernels, also in a scan on several devices."""
     partitioner = MeshConfig(fsdp=4).build()
     model = model_dir.load(
         f"st:{GOLDEN / 'bert'}", mesh=partitioner, weights="nf4", scan_layers=True, remat="all"

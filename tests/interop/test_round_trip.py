@@ -52,7 +52,7 @@ def test_hf_to_jaxir_to_hf_is_bit_identical(name, tmp_path):
 
 
 def prefixed(prefix: str, **heads: tuple[int, ...]):
-    """Puts a prefix before the names of tensors, as a checkpoint with such heads has it."""
+    """Returns a change that prefixes tensors' names and adds heads, as in a checkpoint with these heads."""
     more = {name.replace("__", "."): np.zeros(shape, np.float32) for name, shape in heads.items()}
     return lambda tensors: {prefix + name: value for name, value in tensors.items()} | more
 
@@ -201,7 +201,7 @@ BOTH = "'query: ' before queries and 'passage: ' before passages; the prompts na
     ],
 )
 def test_export_notes_prompts_that_a_folder_cannot_hold(source, format, said, tmp_path, capsys):
-    """A reranker made from E5 has E5's prompts, and without them other scores."""
+    """A reranker made from E5 has E5's prompts, and would give other scores without them."""
     loaded = model_dir.load(source.format(golden=GOLDEN), kind=None)
     named = {"query": "query: ", "passage": "passage: ", "s2s": "Same: "}
     prompts = {"query_prompt": "query: ", "passage_prompt": "passage: ", "named_prompts": named}

@@ -36,7 +36,7 @@ def export(*flags: str) -> int:
 
 
 def answers_of(folder: Path, requests: list[dict]) -> dict[str, np.ndarray]:
-    """Runs the worker, which has only TensorFlow (and what a request imports)."""
+    """Runs the worker, which imports only TensorFlow and the libraries that requests name."""
     (folder / "requests.json").write_text(json.dumps(requests))
     keep = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "XLA_FLAGS")}
     pipes = {"capture_output": True, "text": True, "timeout": 250}
@@ -60,7 +60,7 @@ def library_tokens(folder: Path, padding: str, texts: list, max_length: int) -> 
 
 @pytest.mark.slow
 def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
-    """In one process, because each process imports TensorFlow."""
+    """Loads all models in one process, because importing TensorFlow is slow."""
     bert = BertConfig(vocab_size=100, embed_dim=32, num_layers=1, num_heads=2, mlp_dim=64, max_positions=40)
     more = {"sharing": "ade", "projection": Projection(dimension=24)}
     words = save_model(tmp_path / "words", bert, Tokenizer.load(GOLDEN / "bert"), **more)
@@ -70,7 +70,7 @@ def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
     encoder = DualEncoder.load(words)
     rng = np.random.default_rng(1)
     documents = ["".join(rng.choice(list("abcdefghi "), 40)) for _ in range(50)]
-    names = [f"d{i}" for i in range(50)] + ["twin"]  # has the vector of d7, so both scores tie
+    names = [f"d{i}" for i in range(50)] + ["twin"]  # twin has the vector of d7, so they tie
     vectors = encoder.encode_passages([*documents, documents[7]], show_progress=False)
     vectors[-1] = vectors[7]
     index = ScannIndex.build(vectors, names, fingerprint=encoder.fingerprint, model=words)
@@ -109,14 +109,14 @@ def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
         assert row.index("twin") + 1 == row.index("d7")  # of equal scores the larger id comes first
     assert "ids has more columns than the 40 tokens" in str(answers["3.error"])
     assert "Invalid formatting on input string" in str(answers["4.error"])
-    # In bfloat16 XLA rounds between fused operations, which differ between the programs.
+    # In bfloat16 XLA rounds between fused operations, and the two programs fuse different ones.
     half, whole = DualEncoder.load(pieces, dtype="bfloat16"), DualEncoder.load(pieces)
     halves = half.encode_queries(QUERIES, show_progress=False)
     assert np.abs(halves[:1] - whole.encode_queries(QUERIES[:1], show_progress=False)).max() > 1e-3
     np.testing.assert_allclose(answers["5.vectors"], halves, atol=0.02)
     assert answers["6.vectors"].shape == (3001, 24)
     np.testing.assert_allclose(answers["6.vectors"][[0, -2]], queries[[0, 0]], atol=1e-5)
-    assert answers["peak"] < 4e9  # TensorFlow alone takes 1 GB; [rows, longest row] of characters would be 10
+    assert answers["peak"] < 4e9  # TensorFlow takes 1 GB; characters [rows, longest row] would take 10
     about = json.loads((out["words"] / "jaxir_export.json").read_text())
     assert about["versions"].keys() == {"tensorflow", "tensorflow-text", "scann", "jax"}
     assert about["default"] == "search" and about["fingerprint"] == encoder.fingerprint
@@ -127,7 +127,7 @@ def test_served_without_jax(tmp_path, two_sentencepieces, save_model):
 
 @pytest.mark.slow
 def test_pairs_served_without_jax(tmp_path, minilm_folder, save_cross_encoder):
-    """With token types and prompts; with none; ids alone where the tokenizer is BPE; a real encoder."""
+    """Exports models with token types and prompts, with neither, with ids alone, and a real encoder."""
     models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "modernbert")}
     prompts = {"query_prompt": "ask: ", "passage_prompt": "tell: "}
     models["bert"] = save_cross_encoder(tmp_path / "model", f"hf:{GOLDEN / 'cross_bert'}", **prompts)

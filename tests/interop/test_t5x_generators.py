@@ -1,4 +1,4 @@
-"""Generators as T5X's checkpoints: in, written byte by byte by `t5x_writer`; out, read by `t5x_reader`."""
+"""Generators from T5X checkpoints that `t5x_writer` wrote, and in checkpoints that `t5x_reader` reads."""
 
 import dataclasses
 import json

@@ -96,7 +96,7 @@ def test_the_decoder_is_left_out_and_named(encoder, fingerprint, tmp_path, capsy
 
 @pytest.mark.parametrize(("ids", "rows", "warned"), [(259, 384, False), (320, 2501, True)])
 def test_a_tokenizer_much_smaller_than_the_vocabulary(ids, rows, warned, encoder, tmp_path, capsys):
-    """ByT5's tokenizer with ByT5's table is right; T5's with mT5's is not."""
+    """ByT5's tokenizer belongs to ByT5's larger table; T5's tokenizer with mT5's table is a mistake."""
     content = json.loads((GOLDEN / "t5_1_1" / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     vocabulary += [[f"piece{i}", -20.0] for i in range(len(vocabulary), ids)]
@@ -176,7 +176,7 @@ def test_each_device_gets_its_part_and_no_array_is_read_whole(scan, encoder, tmp
     assert kernel.shape[-2:] == (32, 48)
     assert {s.data.shape[-2:] for s in kernel.addressable_shards} == {(16, 24)}
     parts = [part for whole, part in read if whole == (32, 48)]
-    assert len(parts) == 5 * 3 * 4 and set(parts) == {(16, 24)}  # 5 kernels of 3 layers in 4 parts
+    assert len(parts) == 5 * 3 * 4 and set(parts) == {(16, 24)}  # 5 kernels in each of 3 layers, in 4 parts
     whole = stored.params_of(stored.build(model))
     jax.tree.map(np.testing.assert_array_equal, stored.params_of(sharded), whole)
 

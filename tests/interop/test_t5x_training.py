@@ -1,4 +1,4 @@
-"""A run that starts from a T5X checkpoint, by gin's macro, and leaves as one, with Adafactor's state."""
+"""A run that starts from a T5X checkpoint, named by a gin macro, and is exported with Adafactor's state."""
 
 import json
 from pathlib import Path

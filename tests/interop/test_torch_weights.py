@@ -93,7 +93,7 @@ WHOLE = {"position_ids": "int64", "mask": "bool", "bytes": "uint8"}
 
 
 def test_views_of_one_storage_are_read_by_any_slice():
-    """Except whole numbers, which are ids, or weights without their scale."""
+    """Tensors of whole numbers are refused: they are ids, or weights without their scale."""
     expected, found = np.load(WEIGHTS / "odd" / "tensors.npz"), read_tensors(WEIGHTS / "odd")
     assert set(found) == set(expected.files)
     rng = np.random.default_rng(0)

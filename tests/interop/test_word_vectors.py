@@ -1,4 +1,4 @@
-"""Files of word vectors: what gensim writes, and what an average of them is by gensim."""
+"""Files of word vectors as gensim writes them, and averages of vectors as gensim computes them."""
 
 import gzip
 import re

@@ -73,7 +73,7 @@ def pair_loops(case, *, temperature, bidirectional, alpha):
 
 
 def kept(case, i, one, two):
-    """Whether the guide keeps a negative of row i: two vectors, each by its name and index."""
+    """Returns whether the guide keeps a negative of row i, the pair of vectors `one` and `two`: (name, index)."""
     if "guide" not in case:
         return True
     first, second = (getattr(case["guide"], name)[index] for name, index in (one, two))
@@ -125,7 +125,7 @@ EMBEDDINGS = ("query", "passage", "negatives")
 
 
 def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
-    """Unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; 3 has 0's passage as a hard negative."""
+    """Returns unit vectors. Rows 1 and 4 share a query, 2 and 3 a passage; row 3's negatives have row 0's."""
     rng = np.random.default_rng(seed)
 
     def unit(*shape):
@@ -133,8 +133,8 @@ def make_case(*, batch=6, width=5, negatives=2, keys=True, seed=0):
         return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
     def ids(numbers):
-        # Keys of 2k and 2k + 1 differ in one half only, those of 2k and 2k + 2 in the other: both must be
-        # compared.
+        # Keys of 2k and 2k + 1 differ in one half only, keys of 2k and 2k + 2 in the other half, so that
+        # losses must compare both halves.
         return np.stack(np.divmod(np.asarray(numbers), 2), axis=-1).astype(np.int32)
 
     case = {"query": unit(batch, width), "passage": unit(batch, width)}

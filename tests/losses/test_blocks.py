@@ -72,7 +72,7 @@ def dense():
 @pytest.mark.parametrize(("keys", "negatives"), [(False, 0), (True, NEGATIVES)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equals_dense(variant, keys, negatives, block_size, dense):
-    """4 divides the 12 rows; 5 does not, so the last two blocks overlap; 100 makes one tile."""
+    """Blocks of 4 divide the 12 rows; blocks of 5 do not, so the last two overlap; 100 makes one tile."""
     batch = embeddings_and_keys(keys=keys, negatives=negatives)
     assert_equal(value_and_grad(variant, block_size)(*batch), dense(variant, keys, negatives))
 

@@ -1,4 +1,4 @@
-"""The losses as functions of `jaxir.losses`, where modules have the same names."""
+"""The losses are functions of `jaxir.losses`, although modules there have the same names."""
 
 import importlib
 import subprocess
@@ -16,7 +16,7 @@ assert callable(jaxir.losses.samtone) and callable(jaxir.losses.gist), "a module
 def test_losses_are_functions_of_the_package():
     assert all(callable(getattr(losses, name)) for name in losses.__all__)
     assert losses.samtone is jaxir.samtone
-    # Importing a module first, in a new process, does not replace its function.
+    # In a new process, importing a module first does not replace the function of the same name.
     subprocess.run([sys.executable, "-c", CODE], check=True, timeout=120)
 
 

@@ -102,7 +102,7 @@ def test_finite_when_every_negative_is_masked(variant, batch, block_size):
 def test_extreme_logits_stay_finite(variant, block_size):
     """At temperature 0.01 the logits are +-100: in float32 every sum's exp is inf, every positive's 0."""
     loss, expected, settings = VARIANTS[variant]
-    # The shapes of the cases above, so that compiled operations are reused.
+    # Shapes are those of the cases above, so that compiled operations are reused.
     query = np.outer([1, 1, 1, -1, -1, -1], np.eye(5)[0])
     case = {"query": query, "passage": -query, "negatives": np.stack([query, query], axis=1)}
     arrays = to_jax(case)
@@ -136,7 +136,7 @@ def test_rows_without_negatives_are_counted(block_size):
 
 @pytest.mark.parametrize("block_size", [None, 3])
 def test_metrics_by_hand(block_size):
-    """Two correct rows, one that prefers another row's passage, one that prefers a hard negative."""
+    """Two rows are correct, one prefers another row's passage, and one prefers a hard negative."""
     query = jnp.asarray([[1, 0], [0, 1], [0.8, 0.6], [-1, 0]], jnp.float32)
     passage = jnp.asarray([[1, 0], [0, 1], [0, -1], [-0.6, 0.8]], jnp.float32)
     negatives = jnp.asarray([[[0.6, -0.8]], [[0.6, -0.8]], [[0.6, -0.8]], [[-0.8, -0.6]]], jnp.float32)

@@ -81,7 +81,7 @@ COUNTS = [6, 6, 4, 5, 1]  # candidates in each list
 
 
 def by_the_equation(alpha):
-    """Chuang 2024, section 3.3.1, with M = - score."""
+    """Computes the loss of Chuang 2024, section 3.3.1, where M is minus the score."""
     total = 0.0
     for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
         for i in range(n):
@@ -92,7 +92,7 @@ def by_the_equation(alpha):
 
 
 def by_their_code(alpha):
-    """Sorted by rank: the mean over distances of the mean over pairs."""
+    """Sorts by rank, takes the mean over pairs of each distance, then the mean over distances."""
     total = 0.0
     for scores, ranks, n in zip(-SCORES.astype(np.float64), RANKS, COUNTS, strict=True):
         order = np.argsort(ranks[:n], kind="stable")

@@ -14,7 +14,7 @@ from tests.losses.loss_cases import EMBEDDINGS, KEYS, duplicates, hard_negatives
 
 
 def sides(case):
-    """Both sides, and for each row the rows that are not duplicates and the hard negatives."""
+    """Returns both sides, and for each row the other rows that are no duplicates, and its hard negatives."""
     x, y = case["query"], case["passage"]
     others = [[j for j in range(len(x)) if j != i and not duplicates(case, i, j)] for i in range(len(x))]
     return x, y, others, [list(hard_negatives_of(case, i)) for i in range(len(x))]

@@ -27,7 +27,7 @@ def normal(*shape: int) -> np.ndarray:
 
 
 def slow(query, key, value, *, mask, bias, scale, causal=False, window=None):
-    """The definition, number by number, in float64."""
+    """Computes attention by its definition, number by number, in float64."""
     (rows, targets, heads, _), (_, sources, groups, _) = query.shape, key.shape
     out = np.zeros(query.shape)
     for b, t, h in itertools.product(range(rows), range(targets), range(heads)):
@@ -61,7 +61,7 @@ def test_attention_is_its_definition(causal, window, groups, has_bias):
     real = mask[:, :, None, None]  # ignore padded queries, which may see no key
     np.testing.assert_allclose(np.where(real, found, 0), np.where(real, expected, 0), atol=2e-6)
     assert np.isfinite(found).all()
-    # A dropout rate near 0 selects another code path.
+    # A dropout rate near 0 drops nothing, but selects another code path.
     dropping = {"dropout_rate": 1e-9, "dropout_key": jax.random.key(0)}
     again = attention(*map(jnp.asarray, (query, key, value)), **jax.tree.map(_array, kinds), **dropping)
     np.testing.assert_allclose(again, found, atol=2e-6)
@@ -168,7 +168,7 @@ def test_cached_attention_in_pieces_equals_whole_attention(groups, window, has_b
         own = None if bias is None else jax.lax.dynamic_slice_in_dim(bias, start, size, axis=2)
         return nnx.merge(graph, state).extend(part, cache, bias=own, **more)
 
-    # Positions that are not filled yet are invisible.
+    # The cache starts with 100 everywhere: positions that are not filled yet must have no effect.
     start = jax.tree.map(lambda a: jnp.full_like(a, 100.0 if a.ndim else 0), module.empty_cache(2, length))
     for sizes in ([1] * length, [3, 1, 3], [length]):
         cache, found = start, []
@@ -194,7 +194,7 @@ def test_cudnn_is_not_used_for_a_memory(monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_cudnn_is_not_used_for_a_bias_of_each_text(monkeypatch, rows):
-    """cuDNN computes no gradient for it. In a batch of one text its shape is that of a shared bias."""
+    """cuDNN computes no gradient for such a bias. With one text, it has the shape of a shared bias."""
     heads, bias = jnp.asarray(normal(rows, 4, 2, 8), jnp.bfloat16), jnp.asarray(normal(rows, 2, 4, 4))
     shared = {"mask": jnp.ones((rows, 4), bool), "scale": 0.5}
     expected = attention(heads, heads, heads, bias=bias, bias_of_text=True, **shared)

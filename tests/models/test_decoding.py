@@ -72,7 +72,7 @@ def test_incremental_decoding_equals_teacher_forcing():
     model = Seq2SeqConfig(backbone=backbone, num_decoder_layers=2).make(rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     source = jnp.asarray(rng.integers(2, 50, (2, 6)) * (np.arange(6) < [[6], [4]]), jnp.int32)
-    # Long enough for distances in the last bucket.
+    # The target is long enough for distances in the last bucket.
     target = jnp.asarray(rng.integers(2, 50, (4, 140)), jnp.int32)
 
     @nnx.jit

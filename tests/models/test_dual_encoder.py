@@ -246,7 +246,7 @@ def test_exported_programs_take_batches_of_any_shape(kind):
 
 @pytest.mark.parametrize("how", ["mean", "cls", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
 def test_each_row_leaves_out_as_many_tokens_as_its_prompt_has(how):
-    """One number per row pools as that number does for all rows; also none, and all of a row's tokens."""
+    """A row's number pools it as if all rows had that number; 0 and all of a row's tokens are tested, too."""
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6, 3)), jnp.float32)
     mask = jnp.arange(6)[None] < jnp.array([6, 4, 6, 3, 0])[:, None]
     counts = [0, 2, 5, 3, 1]

@@ -61,7 +61,7 @@ def turned(x, turn):
 
 @functools.cache
 def what_is_kept(rate: float, for_all: bool) -> jax.Array:
-    """Returns which weights [B, H, T, S] dropout keeps with the key KEY."""
+    """Returns True for each weight [B, H, T, S] that dropout with KEY keeps."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(KEY, (2,)), jnp.int32)
 
     def one(text, head):
@@ -75,7 +75,7 @@ def what_is_kept(rate: float, for_all: bool) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def with_gradients(function, arrays, cotangent):
-    """The value and all gradients, with values and cotangents at real positions only."""
+    """Returns the value and all gradients; values and cotangents of padding are set to 0."""
     value, back = jax.vjp(function, *arrays)
     real = MASK[:, :, None, None]
     return jnp.where(real, value, 0), *back(jnp.where(real, cotangent, 0).astype(value.dtype))
@@ -196,7 +196,7 @@ def test_an_encoder_trains_with_kernels_under_any_remat(as_on_tpus):
         return len(list(kernels_in(traced.jaxpr.jaxpr)))
 
     by_kernels = {remat: program(remat, whole) for remat in (False, "products", True)}
-    # Forward, backward, and forward again if it is recomputed, in the bodies of scans over the layers.
+    # Kernels in the bodies of scans over layers: forward, backward, and forward again if it is recomputed.
     assert [kernels(of) for of, _ in by_kernels.values()] == [2, 2, 3]
     written_out = program(True, dataclasses.replace(whole, fused_attention=False))
     assert kernels(written_out[0]) == 0
@@ -248,7 +248,7 @@ def test_fused_dropout_masks_have_the_rate_and_are_uncorrelated():
         ((4, 1024, 4, 64), {}, False),
         ((4, 40, 4, 64), {}, False),
         ((4, 64, 4, 80), {}, False),
-        ((4, 64, 2, 64), {}, False),  # one head a device: half of a register
+        ((4, 64, 2, 64), {}, False),  # each device's single head fills half of a register
         ((4, 64, 4, 256), {}, True),
         ((4, 256, 4, 512), {"kv_heads": 1}, True),
         ((4, 512, 8, 512), {"kv_heads": 2}, False),  # too large for a chip's memory
@@ -278,7 +278,7 @@ def test_kernels_are_not_used_on_other_machines():
     ],
 )
 def test_kernels_report_their_cost(length, has_bias, more, operations, backward):
-    """Plans use it. `operations` of each logit, forward and backward, were counted in the traced kernels."""
+    """Plans use the cost. The `operations` of each logit, in both passes, were counted in traced kernels."""
     texts, heads, dim = 16, 4, 64
     kind = Kind(head_dim=dim, **({"scale": 1.0} | more))
     x = jax.ShapeDtypeStruct((texts, length, heads * dim), jnp.bfloat16)

@@ -24,7 +24,7 @@ IDS = jnp.array([[2, 7, 5, 9, 0, 0], [2, PADDING_TOKEN, 0, 0, 0, 0]], jnp.int32)
 
 
 def made(config: MultiVectorConfig) -> MultiVectorModel:
-    """Returns a model whose attention matters: its kernels are larger than new ones."""
+    """Returns a new model with kernels ten times as large, so that attention changes its vectors."""
     model = MultiVectorModel(config, rngs=nnx.Rngs(0))
     state = nnx.state(model, nnx.Param)
     nnx.update(model, jax.tree.map(lambda x: x * 10.0 if x.ndim == 2 else x, state))

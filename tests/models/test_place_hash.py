@@ -44,7 +44,7 @@ def test_counts_of_dropped_positions_are_binomial(shape):
 
 
 def test_counts_of_weights_dropped_by_the_kernel_are_binomial():
-    """6 texts, 12 heads, 512 tokens: in how many rows a column is dropped."""
+    """Counts, for 6 texts, 12 heads and 512 tokens, in how many rows each column is dropped."""
     words = jax.lax.bitcast_convert_type(jax.random.bits(jax.random.key(0), (2,)), jnp.int32)
     text, head = (x.ravel() for x in jnp.indices((6, 12)))
     draw = jax.jit(jax.vmap(lambda t, h: (~attention_kernel.kept(*words, t, h, 512, 0.1)).sum(0)))

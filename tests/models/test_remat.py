@@ -65,7 +65,7 @@ def test_remat_changes_no_number():
 
 
 def flops(make) -> list[float]:
-    """Returns the products' operations if nothing, attention's products, or everything is recomputed."""
+    """Returns the operations of products if nothing, attention's products, or everything is recomputed."""
 
     def of(remat) -> float:
         graphdef, params = nnx.split(nnx.eval_shape(lambda: make(remat)))
@@ -99,12 +99,12 @@ def test_remat_products_recomputes_only_attention_products(name, scan):
 
     none, products, everything = flops(make)
     length, tokens = IDS.shape[1], IDS.size
-    # Logits and mixed values, once for each attention of a block. DeBERTa's logits have three terms, two of
-    # them with 2L distances.
+    # Recomputed products: logits and mixed values, once for each attention of a block. DeBERTa's logits have
+    # three terms, two of them with 2L distances.
     met = {"deberta": 1 + 4 + 1, "decoder": 4}.get(name, 2)
     width = 32 if name in ("bert", "modernbert", "deberta") else config.num_heads * config.head_dim
     assert products - none == 2 * config.num_layers * met * tokens * length * width
-    # All products with weights are recomputed but the last of a block: 10 to 16 E² a token.
+    # All products with weights except a block's last are recomputed: 10 to 16 E² operations a token.
     assert everything - products > 2 * config.num_layers * tokens * 5 * 32 * 32
 
 
