@@ -214,7 +214,7 @@ def test_command_lines_parse_and_bind(command, tmp_path, monkeypatch, capsys):
         (tmp_path / name).write_text(content)
     try:
         status = cli.main(main, arguments)
-    except SystemExit as error:  # argparse
+    except SystemExit as error:  # argparse exits
         status = error.code
     assert status == 0 and (calls or "--help" in arguments), capsys.readouterr().err
 

@@ -74,8 +74,8 @@ def write(
 ) -> Path:
     """Writes `directory`/checkpoint_STEP of {path: array}, in the types that the version stores.
 
-    Arrays whose path ends with one of `inlined` are stored in the index. With `in_bucket`, specifications name
-    a bucket, as version 3 writes them there. With `path_on_top`, they have the path at the top, as old
+    Arrays whose path ends with one of `inlined` are stored in the index. With `in_bucket`, specifications
+    name a bucket, as version 3 writes them there. With `path_on_top`, they have the path at the top, as old
     TensorStores wrote it.
     """
     checkpoint = directory / f"checkpoint_{step}"

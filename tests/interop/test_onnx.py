@@ -97,7 +97,7 @@ def test_the_readme_gives_the_vectors_of_the_model(tmp_path, save_model):
 
 @pytest.mark.slow
 def test_vectors_of_other_models(tmp_path, save_model, two_sentencepieces, minilm_folder):
-    """Exports T5 with SentencePiece and stacked layers, a model whose padding id is not 0, and a real model."""
+    """Exports T5 with SentencePiece and stacked layers, a model with padding id 1, and a real model."""
     models = {
         "t5": save_model(tmp_path / "model", SMALL_T5, two_sentencepieces, sharing="ade"),
         "roberta": f"st:{GOLDEN / 'roberta'}",
@@ -112,7 +112,7 @@ def test_vectors_of_other_models(tmp_path, save_model, two_sentencepieces, minil
 
 @pytest.mark.slow
 def test_pairs_have_the_scores_of_the_cross_encoder(tmp_path, save_cross_encoder, minilm_folder):
-    """Exports models with token types and a prompt, with neither, with BPE (padding not 0), and a real one."""
+    """Exports models with token types and a prompt, with neither, with BPE, and a real cross-encoder."""
     models = {name: f"hf:{GOLDEN / f'cross_{name}'}" for name in ("deberta", "distilbert", "modernbert")}
     bert = f"hf:{GOLDEN / 'cross_bert'}"
     models["bert"] = save_cross_encoder(tmp_path / "model", bert, query_prompt="ask: ")

@@ -73,7 +73,7 @@ def pair_loops(case, *, temperature, bidirectional, alpha):
 
 
 def kept(case, i, one, two):
-    """Returns whether the guide keeps a negative of row i, the pair of vectors `one` and `two`: (name, index)."""
+    """Returns whether the guide keeps the negative pair of row i with the vectors `one` and `two`."""
     if "guide" not in case:
         return True
     first, second = (getattr(case["guide"], name)[index] for name, index in (one, two))

@@ -122,6 +122,6 @@ def test_ring_sends_nothing_but_shards(sizes):
     assert sent.keys() == {"collective-permute", "all-reduce"}
     assert max(sent["collective-permute"]) == shard
     assert max(sent["all-reduce"]) <= DIM
-    # There are four groups of columns: passages, hard negatives, two towers. The vectors of each go round in the
-    # forward and the backward pass; gradients go round in the backward pass and return to their device.
+    # There are four groups of columns: passages, hard negatives, two towers. The vectors of each go round in
+    # the forward and the backward pass; gradients go round in the backward pass and return to their device.
     assert sent["collective-permute"].count(shard) == 4 * (1 + 1 + 1 + 1)

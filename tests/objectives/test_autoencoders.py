@@ -93,7 +93,7 @@ def test_the_clm_autoencoders_loss_is_equation_3_4():
     total = 0.0
     for i, row in enumerate(np.asarray(ids)):
         count = (row != 0).sum()
-        for t in range(1, count):  # each token from the tokens before it and the vector only
+        for t in range(1, count):  # predict each token from the vector and the tokens before it alone
             hidden = auxiliary(table(ids[i : i + 1, :t]), jnp.ones((1, t), bool), vector[i : i + 1])[0, -1]
             logits = np.asarray(table.embedding[...] @ hidden, np.float64)
             total -= logits[row[t]] - np.log(np.exp(logits).sum())
@@ -134,11 +134,11 @@ def test_the_mlm_autoencoders_loss_is_equation_3_5(vector):
 
 @pytest.mark.parametrize(("span", "num_layers"), [(None, 1), (1, 3), (2, 1), (2, 3), (4, 2)])
 def test_the_reach_of_a_decoder_to_later_tokens(span, num_layers):
-    """Token t changes the output at t and, per layer, at span - 1 more positions; the vector everywhere."""
+    """Token t changes the output at t and, per layer, at span - 1 more; the vector changes all outputs."""
     sizes = {"embed_dim": 16, "vector_dim": 16, "head_dim": 8, "mlp_dim": 32, "num_layers": num_layers}
     decoder = VectorDecoder(DecoderConfig(**sizes, span=span, dropout_rate=0.0), rngs=nnx.Rngs(0))
     graph, state = nnx.split(decoder)
-    decoder = nnx.merge(graph, jax.tree.map(lambda x: 3 * x, state))  # distant tokens have an effect
+    decoder = nnx.merge(graph, jax.tree.map(lambda x: 3 * x, state))  # larger, so that distant tokens matter
     x, vector = (jax.random.normal(jax.random.key(n), shape) for n, shape in ((0, (1, 12, 16)), (1, (1, 16))))
     mask = jnp.ones((1, 12), bool)
     before = decoder(x, mask, vector)

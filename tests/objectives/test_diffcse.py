@@ -69,7 +69,7 @@ def written(auxiliary, ids):
 
 @nnx.jit
 def discriminated(auxiliary, read, vectors):
-    """Returns the discriminator's verdicts [B, L] and logits [B, L, V], or None."""
+    """Returns the discriminator's verdicts [B, L] and logits [B, L, V]; a missing head's are None."""
 
     def first(x):
         return x.at[:, 0].set(vectors.astype(x.dtype))
@@ -84,7 +84,7 @@ def discriminated(auxiliary, read, vectors):
 
 
 def judged(auxiliary, read, vectors):
-    """Returns log D and log (1 - D) [B, L] of texts, and log p [B, L, V] of their tokens, or None."""
+    """Returns log D and log (1 - D) [B, L], and log p [B, L, V] of tokens; a missing head's are None."""
     z, logits = (
         None if x is None else np.asarray(x, np.float64) for x in discriminated(auxiliary, read, vectors)
     )
@@ -94,7 +94,7 @@ def judged(auxiliary, read, vectors):
 
 @pytest.mark.parametrize("task", ["replaced", "mlm", "corrective"])
 def test_the_loss_is_equation_2_3(task):
-    """Without dropout (no key), with the constant masks of evaluation."""
+    """Without a key there is no dropout, and the masks are the constant ones of evaluation."""
     model, ids = make_model(), make_texts()
     objective = diffcse(task=task, weight=0.7)
     auxiliary = made(objective, model)
@@ -102,7 +102,7 @@ def test_the_loss_is_equation_2_3(task):
     loss, metrics = nnx.jit(objective)(model, batch, auxiliary=auxiliary)
     placing = jax.random.split(jax.random.split(jax.random.key(0), 1)[0])[0]
     chosen = np.asarray(token_edits.choose_tokens(ids, placing, share=0.3))
-    norms = auxiliary.projector  # evaluation uses the averages, initially 0 and 1
+    norms = auxiliary.projector  # in evaluation, its BatchNorm uses running averages, still 0 and 1
     kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (norms.inner, norms.outer)]
     scale = np.sqrt(1 + 1e-5)
     h = np.maximum(vectors_of(model, ids) @ kernels[0] / scale, 0) @ kernels[1] / scale
@@ -155,7 +155,7 @@ def test_the_projector_uses_and_averages_the_batchs_statistics_in_training():
 
 @pytest.mark.parametrize("use", ["positive", "negative"])
 def test_changed_texts_as_positives_and_negatives(use):
-    """Section 2.8: another term of the loss, or a column of its denominator."""
+    """Section 2.8: a positive adds a term to the loss, a negative adds a column to its denominator."""
     model, ids = make_model(), make_texts()
     objective = diffcse(use=use, change="delete", masking=0.15, projector="none")
     auxiliary = made(objective, model)
@@ -186,7 +186,7 @@ def test_the_generator_makes_logits_of_masked_tokens_alone():
 
 
 def test_follow_code_reproduces_the_authors_code():
-    """G replaces every token and has dropout, padding counts, and each view has its own changed text."""
+    """There, G replaces every token and has dropout, padding counts, and views have texts of their own."""
     model, ids = make_model(dropout=0.0), make_texts()
     objective = diffcse(follow="code", projector="none", contrastive=WithoutDropout(), weight=1.0)
     auxiliary = made(objective, model)
@@ -285,7 +285,7 @@ def test_a_pooler_starts_from_a_folder(tmp_path):
 
 def test_the_discriminator_alone_reaches_the_encoder_through_the_vector():
     model, batch, key = make_model(dropout=0.0), batch_of(make_texts()), jax.random.key(2)
-    # With this weight, a gradient from elsewhere would be larger than the bound.
+    # The weight is so small that a gradient from another path would exceed the bound below, 1e-15.
     objective = diffcse(contrastive=WithoutDropout(), contrastive_weight=0.0, weight=1e-20)
     auxiliary = made(objective, model)
     _, reached = gradients_of("model", objective, model, auxiliary, batch, key)

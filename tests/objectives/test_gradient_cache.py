@@ -45,7 +45,7 @@ def test_equals_the_direct_gradients(loss, chunks):
 
 
 def test_replays_the_random_numbers_of_dropout():
-    """Compared with the same chunks and keys, embedded one after another and differentiated directly."""
+    """The reference embeds the same chunks with the same keys, and differentiates them directly."""
     model, batch, key, chunks = Bags(0.3), batch_of_pairs(ROWS), jax.random.key(7), 2
 
     class InPieces(Contrastive):

@@ -47,7 +47,7 @@ def by_hand(model, guide, batch, *, limit_of, temperature):
         keep &= True if two == "negatives" else ~itself
         masked += (~keep).sum()
         total += np.where(keep, np.exp(of[one] @ of[two].T / temperature), 0).sum(1)
-    # 3 * rows are the rows themselves; the guide masks some of the others, but not all.
+    # 3 * rows masked pairs are a row with itself; of the others, the guide masks some but not all.
     assert 3 * rows + 10 < masked < 4 * rows * rows
     return np.mean(np.log(total) - positive)
 

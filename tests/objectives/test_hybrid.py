@@ -18,7 +18,7 @@ from jaxir.objectives.hybrid import HybridContrastive
 from jaxir.runtime.partitioning import MeshConfig
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-FOLDER = GOLDEN / "hybrid"  # of make_hybrid.py, with temperature 0.05
+FOLDER = GOLDEN / "hybrid"  # written by make_hybrid.py, whose losses have temperature 0.05
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ LENGTHS = {"query_max_length": 8, "passage_max_length": 8}
 def test_a_dual_encoder_becomes_a_hybrid_encoder(tmp_path, rank):
     start = PretrainedHybrid(source=f"st:{GOLDEN}/bert", projection=16, lora_rank=rank, **LENGTHS)
     encoder = fit(start, PAIRS, steps=12, batch_size=8, dev=PAIRS, output_dir=tmp_path / "run")
-    assert encoder.model.config.pooling == "cls"  # that of the start
+    assert encoder.model.config.pooling == "cls"  # the pooling of `start`
     opened = HybridEncoder.load(f"{tmp_path}/run")
     found = opened.encode_queries(TEXTS)
     assert found.tokens[0].shape[1] == 16

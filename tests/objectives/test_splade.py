@@ -121,7 +121,7 @@ def test_metrics_and_the_other_regularisers_are_their_definitions():
     query, passage = jnp.array([[1.0, 0, 2], [0, 0, 1]]), jnp.array([[0.0, 3, 1], [0, 0, 0]])
     more = Sparsity(lambda_q=1, lambda_d=10, query_regularizer="l1", regularizer_warmup=0, anti_zero=100)
     total, metrics = more(Embeddings(query, passage, jnp.zeros((2, 1, 3))), None)
-    of_passages = 0.75**2 + 0.25**2  # means over both passages and both negatives
+    of_passages = 0.75**2 + 0.25**2  # the mean is over both passages and both negatives
     np.testing.assert_allclose(total, 2.0 + 10 * of_passages + 100 * (1 / 4**2 + 1 / 4**2), rtol=1e-6)
     assert metrics["query_active_dims"] == 1.5 and metrics["passage_active_dims"] == 0.5
     assert metrics["flops"] == 0.5 * 0 + 0 * 0.25 + 1.0 * 0.25

@@ -123,7 +123,7 @@ def test_the_shares_that_are_cut():
     x = jnp.ones((3, 20, 30), jnp.float32)
     zero = np.asarray(cut_tokens(x, mask, key=jax.random.key(0), share=0.15)) == 0
     assert (zero.all(2) == zero.any(2)).all()
-    assert (zero.all(2) & np.asarray(mask)).sum(1).tolist() == [3, 2, 0]  # round(.15 n), halves to even
+    assert (zero.all(2) & np.asarray(mask)).sum(1).tolist() == [3, 2, 0]  # cuts round(.15 n) tokens
     zero = np.asarray(cut_features(x, mask, key=jax.random.key(0), share=0.2)) == 0
     assert (zero.all(1) == zero.any(1)).all() and zero.all(1).sum(1).tolist() == [6, 6, 6]
     assert (zero[0] != zero[1]).any()

@@ -46,7 +46,7 @@ def test_cpdae_makes_bags_of_words_from_token_ids():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_loss_is_equation_6(name):
-    """From the masked texts, the outputs of the decoder and the head, and the losses of words."""
+    """Computes the loss from the masked texts, the outputs of decoder and head, and the words' losses."""
     objective, model, ids = VARIANTS[name], make_model(dropout=0.0), make_texts(seed=3)
     auxiliary, key = made(objective, model), jax.random.key(4)
     objective.read_corpus(auxiliary, Corpus(make_texts(rows=30)))

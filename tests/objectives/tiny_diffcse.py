@@ -35,7 +35,7 @@ def diffcse(**settings) -> DiffCSE:
 
 
 def with_next(ids: jax.Array) -> dict[str, jax.Array]:
-    """A batch with the next text of each; the last one has none: only special tokens."""
+    """Returns a batch with the next text of each text; the last one's has only special tokens."""
     nothing = jnp.zeros(ids.shape[1], jnp.int32).at[:2].set(jnp.array([CLS, SEP]))
     return batch_of(ids) | {"next_ids": jnp.roll(ids, -1, axis=0).at[-1].set(nothing)}
 

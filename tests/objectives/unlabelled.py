@@ -32,7 +32,7 @@ def make_model(*, dropout: float = 0.1, **settings) -> DualEncoderModel:
 
 
 def make_texts(rows: int = 8, length: int = 12, seed: int = 0) -> jax.Array:
-    """[CLS] 2, words from 4 on, [SEP] 3, padding 0; lengths differ."""
+    """Returns ids of texts of different lengths: [CLS] is 2, [SEP] 3, padding 0, and words begin at 4."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(FIRST_WORD, WORDS, (rows, length)).astype(np.int32)
     ids[:, 0] = CLS
@@ -48,7 +48,7 @@ def batch_of(ids: jax.Array) -> dict[str, jax.Array]:
 
 
 def batch_of_pairs(rows: int, length: int = 12) -> dict[str, jax.Array]:
-    """Pairs with two hard negatives. Two passages are the same, and one is a hard negative elsewhere."""
+    """Pairs with two hard negatives. Two passages are equal; one is a hard negative of another pair."""
     rng = np.random.default_rng(0)
     ids = {"query_ids": (rows, 4), "passage_ids": (rows, length), "negative_ids": (rows, 2, length)}
     keys = {"query_key": (rows, 2), "passage_key": (rows, 2), "negative_key": (rows, 2, 2)}
@@ -128,7 +128,7 @@ def on_mesh(objective, **axes):
 def devices_change_nothing(
     objective, model, auxiliary, batch, key, *, axes=None, least=1e-7, atol=2e-4, rtol=1e-7
 ):
-    """Checks that four devices give the loss and gradients of one, and that only a generator's are zero.
+    """Checks that four devices give one device's loss and gradients; only a generator's gradients are 0.
 
     Statistics (NOT_TRAINED) and the key's bias in attention may have any gradient. `axes` are the mesh's, by
     default `data` alone; `least`, `atol` and `rtol` are for gradients.

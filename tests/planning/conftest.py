@@ -25,7 +25,7 @@ QUICK = {"JAX_EXEC_TIME_OPTIMIZATION_EFFORT": "-1.0", "JAX_OPTIMIZATION_LEVEL": 
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_anew():
-    """Module scope: a package's fixtures would last until the session ends."""
+    """Turns the compile cache off for a module; a package's fixture would last until the session ends."""
     jax.devices()  # a plan that uses JAX first would choose the number of devices for all tests
     keep_no_more_programs()
     yield
@@ -52,12 +52,12 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def small_macros(model) -> list[str]:
-    """Flags that make gin/samtone_base.gin train that model."""
+    """Flags that make gin/samtone_base.gin train `model`."""
     return [f"--gin.{macro}" for macro in (*MACROS, f"MODEL=hf:{model}")]
 
 
 def users_environment(**more: str) -> dict[str, str]:
-    """No fake devices, no chosen platform."""
+    """Returns the environment without the tests' fake devices and chosen platform."""
     return {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")} | more
 
 

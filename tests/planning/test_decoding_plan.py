@@ -32,10 +32,10 @@ def planned(how: Decoding) -> decoding_plan.DecodingPlan:
 
 
 def by_hand(new_tokens: int, outputs: int) -> float:
-    """Operations of a batch's products: for each text, and each token of each output."""
+    """Returns the operations of a batch's products, which each text and each output token add to."""
     feed_forward, inner = 2 * 3 * E * F, H * K
     text = LAYERS * S * (2 * 4 * E * inner + feed_forward + 2 * 2 * S * inner)  # the encoder
-    text += LAYERS * S * 2 * 2 * E * inner  # keys and values of its output
+    text += LAYERS * S * 2 * 2 * E * inner  # the decoder's keys and values of the encoder's output
     token = LAYERS * (2 * (4 + 2) * E * inner + feed_forward + 2 * 2 * (new_tokens + S) * inner) + 2 * V * E
     biases = 2 * BUCKETS * H * (S**2 + new_tokens**2)  # biases of relative positions, computed on every chip
     return ROWS * (text + outputs * new_tokens * token) + CHIPS * biases

@@ -11,7 +11,7 @@ from jaxir.costs import collectives, hlo, overlap, roofline, targets, work
 
 V5E = targets.parse("v5e:2x2")
 SQUARE = [types.SimpleNamespace(coords=(x, y, 0)) for x in range(2) for y in range(2)]
-# Four chips in a ring of two links: each sends 3/4 of an [N] array that four gather.
+# Seconds of a gather in a ring of four chips: each sends 3/4 of the whole array over two links.
 GATHER = 3 / 4 * 4096 * 4096 * 2 / (2 * V5E.chip.link_bandwidth)
 PRODUCT = 2 * 4096**3 / V5E.chip.flops  # takes longer than its HBM traffic and than a gather
 COPY = 4096 * 4096 * 2 / V5E.chip.memory_bandwidth

@@ -70,7 +70,7 @@ def test_products_of_a_step_equal_a_hand_count():
     for length in (LENGTHS.query_max_length, LENGTHS.passage_max_length):
         dense = BATCH * length * (4 * E * HEADS * K + 3 * E * F)
         attention = BATCH * HEADS * length * length * K * 2
-        positions = HEADS * 32 * length * length  # a one-hot product, once for all layers
+        positions = HEADS * 32 * length * length  # a one-hot product, shared by all layers
         expected += 2 * (LAYERS * (dense + attention) + BATCH * E * D + positions)
     expected += 2 * 2 * BATCH * BATCH * D  # products of queries with passages and with queries
     assert forward == expected
@@ -111,7 +111,7 @@ def test_counted_work_of_frozen_layers_is_their_forward_pass():
         ids = jax.numpy.argmax(given @ frozen[0], -1)  # 1 product
 
         def turn(x, w):
-            # 3 products; of x @ frozen[0], 2: the first input needs no gradient.
+            # x @ w costs 3 products, and x @ frozen[0] costs 2, because frozen[0] gets no gradient.
             return jax.nn.relu(x @ w), x @ frozen[0]
 
         found, others = jax.lax.scan(turn, jax.nn.one_hot(ids, 8), trained)
@@ -219,7 +219,7 @@ def test_plan_names_its_compiler_settings(changed, quick, gpu):
 
 def test_plan_that_does_not_fit_advises_changes():
     large = config(embed_dim=4096, num_layers=24, mlp_dim=10240, num_heads=64)
-    one = MeshConfig(fsdp=1)  # device, for which nothing is compiled
+    one = MeshConfig(fsdp=1)  # nothing is compiled for a mesh of one device
     made = make("gpu:1xl4", model=large, mesh=one, devices=1)
     assert not made.fits
     text = run_plan.render(made)
@@ -232,7 +232,7 @@ def test_plan_that_does_not_fit_advises_changes():
 
 @pytest.mark.slow
 def test_advised_settings_fit():
-    """Checked from shapes: the logits of a batch do not shrink with its chunks."""
+    """Memory is computed from shapes: chunks do not make the logits of a batch smaller."""
     target = dataclasses.replace(targets.parse("gpu:4xl4"), chip=chip(make().memory.total * 0.9))
     changed = {"--fsdp": "fsdp", "--remat": "remat", "--chunks": "chunks", "--batch_size": "size"}
     commands = run_plan.make(target, planned()).advice[1::2]

@@ -132,7 +132,7 @@ def test_search_finds_no_best_setting_if_nothing_fits():
 
 @pytest.mark.parametrize(("sent_ms", "sends"), [(10.0, True), (0.5, False)])
 def test_sparse_cores_are_chosen_only_if_clearly_faster(sent_ms, sends):
-    """Parameters must be split and are sent; saving .5 % of the time is not enough."""
+    """Parameters must be split to fit, so they are sent; saving .5 % of the time is not enough."""
     machine = Machine(limit=3.2, state=4.8, sent_ms=sent_ms)
     levels = LEVELS | {"sparse_cores": [False, True]}
     rows = run(machine, levels=levels)
@@ -154,7 +154,7 @@ def test_sparse_cores_are_chosen_only_if_clearly_faster(sent_ms, sends):
     ],
 )
 def test_cheapest_slice_within_the_time_limit_is_chosen(prices, hours, chosen, costs):
-    """1,000 steps of 7.2, 2.88 and 2.88 s; the last slice has nothing that fits."""
+    """Each of 1,000 steps takes 7.2, 2.88 and 2.88 s on three slices; on the last slice nothing fits."""
     machine = Machine(limit=50.0)
     found = []
     for name, seconds in (("v5e:2x2", 7.2), ("v5e:4x4", 2.88), ("v5p:2x2x1", 2.8801), ("v5e:1x1", None)):

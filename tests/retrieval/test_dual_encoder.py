@@ -57,7 +57,7 @@ def test_each_shape_is_compiled_once(small_model, toy, texts):
     compiled = count_compilations(lambda: encoder.encode(texts, tower="passage", report=report))
     assert 1 < compiled <= len(report.shapes) <= toy.max_length // 8 + 1
     assert count_compilations(lambda: encoder.encode_passages(texts)) == 0
-    # A second model of the architecture uses the programs of the first.
+    # A second model of the same architecture uses the programs of the first.
     again = DualEncoder.load(small_model, batch_tokens=96)
     assert count_compilations(lambda: again.encode_passages(texts)) == 0
 

@@ -15,7 +15,7 @@ TEXTS = ["the cat", "a cat sat on the mat", "dogs", "the treaty"]
 
 
 def folder_with_prompts(place: Path, *, pools: bool, **about) -> str:
-    """Returns the spec of a folder with other prompts; `pools`: whether pooling includes their tokens."""
+    """Returns the spec of a folder with prompts, whose tokens pooling includes if `pools`."""
     folder = module_folder("without_prompt", place)
     change(folder / "config_sentence_transformers.json", default_prompt_name=None)
     change(folder / "config_sentence_transformers.json", **about)

@@ -24,7 +24,7 @@ def slowly(vectors, ids, queries, k):
 
 @pytest.fixture(scope="module")
 def entries():
-    """Up to 7 entries of 60 documents; small whole numbers, so that many scores are equal."""
+    """Up to 7 entries for each of 60 documents; small whole numbers, so that many scores are equal."""
     rng = np.random.default_rng(0)
     names = [f"d{'x' * (i % 3)}{i // 3}" for i in range(60)]  # some are prefixes of others
     ids = [name for name, count in zip(names, rng.integers(1, 8, 60), strict=True) for _ in range(count)]

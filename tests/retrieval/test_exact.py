@@ -24,7 +24,7 @@ COUNT, DIMENSION = 3000, 24
 
 
 def with_ties(count: int, dimension: int, seed: int) -> np.ndarray:
-    """Small integers, whose products are exact in every type and any order: many ties."""
+    """Returns small integers: their products are exact in every type and order, and many scores tie."""
     return np.random.default_rng(seed).integers(-2, 3, (count, dimension)).astype(np.float32)
 
 
@@ -116,13 +116,13 @@ def test_rounded_products_lose_no_answer(points, toy, comparisons, similarity):
 
 
 def test_equal_scores_are_ordered_by_id_despite_rounding(comparisons):
-    """257 + 1 is 129 + 129, but in bfloat16 257 is 256."""
+    """257 + 1 equals 129 + 129, but bfloat16 rounds 257 to 256, and so would separate the two scores."""
     vectors = np.float32([[257, 1], [129, 129], *([-i, 0] for i in range(40))])
     ids = ["y", "x", *(f"d{i}" for i in range(40))]
     index = ExactIndex.build(vectors, ids, similarity="dot")
     scores, found = index.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)
     assert np.all(scores == 258) and found == [["y", "x"]] * len(scores)
-    # Fewer vectors than would be compared again in float32.
+    # Of so few vectors, all would be compared again in float32, so bfloat16 is not used.
     few = ExactIndex.build(vectors[:12], ids[:12], similarity="dot")
     assert few.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)[1] == found
     assert [rounded for *_, rounded in comparisons] == [True, False]
@@ -147,7 +147,7 @@ def test_rounding_error_of_scores_is_bounded(points):
     assert lengths[0] == pytest.approx(np.linalg.norm(vectors, axis=1).max())
     bound = rounding.greatest_errors(queries, *np.asarray(lengths))
     assert np.all(moved < bound) and np.all(bound < 20 * moved)
-    # Vectors that rounding does not change have errors of the sums only.
+    # Rounding does not change these vectors, so that only sums have errors.
     summed = np.abs(rounded[0] @ rounded[1].T - rounded[0].astype(np.float64) @ rounded[1].T).max(axis=1)
     lengths = rounding.lengths_program(mesh)(rounded[1], np.ones(len(vectors), np.float32))[0]
     assert lengths[1] == 0 and np.all(summed < rounding.greatest_errors(rounded[0], *np.asarray(lengths)))
@@ -233,7 +233,7 @@ def test_one_more_tied_group_than_there_is_room_for():
 
 
 def test_ranks_in_the_millions_break_ties():
-    """Ranks are compared as floats of the same bits; converted to float32, several of these are equal."""
+    """Ranks are compared as floats of the same bits; converting them would make several of these equal."""
     ranks = [[2_000_000_001, 70_000_001, 5, 70_000_000, 2_000_000_000, 8_388_609, 8_388_608]]
     ranks = np.array(ranks, np.int32)
     found = jax.jit(topk.best, static_argnums=2)(np.zeros((1, 7), np.float32), ranks, 5)[1]
@@ -314,7 +314,7 @@ def test_target_recall_is_stored_and_applies_to_tpus_only(tmp_path, points, monk
 
 
 def test_recall_is_not_measured_with_a_model_that_was_trained_further(tmp_path, toy, capsys):
-    """The model has the name of the one that encoded the passages, and other vectors of the same size."""
+    """The model has the name of the one that encoded the passages, but gives other vectors of that size."""
     corpus = toy.write_corpus(tmp_path / "corpus.jsonl", toy.random_texts(20, seed=9))
     queries = toy.write_queries(tmp_path / "q.jsonl", toy.random_texts(4, seed=8, max_words=10))
     model, after = toy.save_model(tmp_path / "model", seed=0), toy.save_model(tmp_path / "after", seed=1)

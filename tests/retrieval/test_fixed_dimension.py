@@ -112,7 +112,7 @@ def test_projections_keep_products_in_expectation_and_their_noise_falls():
         found, _ = products_and_maxsim(projection=8, dimension=repetitions * 64, **how)
         noise.append(np.abs(found - exact).mean())
         assert abs((found - exact).mean()) < 0.05 * maxsim.mean()
-    assert noise[1] < 0.4 * noise[0]  # 1 / 4 is expected, the root of 4 / 64
+    assert noise[1] < 0.4 * noise[0]  # 1 / 4 is expected: noise falls with the root of 64 / 4
 
 
 def test_candidates_have_the_passages_that_maxsim_ranks_first():

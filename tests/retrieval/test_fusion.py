@@ -40,7 +40,7 @@ def test_interpolation_by_hand():
     flat = {"q1": {"d1": 3.0, "d5": 3.0}}
     z = fusion.interpolate([A, flat], weights=[0.25, 0.75], normalization="z_score")["q1"]
     assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d5"] == pytest.approx(0.25 * a[2]), "all are average"
-    rounded = {"q1": {"d1": 0.1, "d5": 0.1, "d6": 0.1}}  # the rounded mean is above 0.1
+    rounded = {"q1": {"d1": 0.1, "d5": 0.1, "d6": 0.1}}  # in floats, their mean is above 0.1
     z = fusion.interpolate([A, rounded], weights=[0.25, 0.75], normalization="z_score")["q1"]
     assert z["d1"] == pytest.approx(0.25 * a[0]) and z["d6"] == pytest.approx(0.25 * a[2]), "all are average"
     shared = fusion.interpolate([A, B, flat])["q1"]
@@ -95,7 +95,7 @@ def test_sweep_takes_the_best_alpha(runs, capsys):
     both, out = f"--runs={runs}/a.trec,{runs}/b.trec", runs / "best.trec"
     flags = [both, "--method=rescore", "--sweep=0,2,10,100", f"--qrels={runs}/dev.tsv", "--metric=RR"]
     assert fuse(*flags, f"--output={out}") == 0
-    # d1 9 + .1 a, d2 5 + .8 a: d2 is first from a = 40/7 on
+    # With alpha a, d1 scores 9 + .1 a, and d2 scores 5 + .8 a: d2 is first from a = 40/7 on.
     out_text = capsys.readouterr().out
     assert "best alpha: 10\n" in out_text and "2 judged queries" in out_text
     values = [line.split("|")[2].strip() for line in out_text.splitlines() if line.startswith("| ")][1:]
@@ -137,7 +137,7 @@ def test_rescoring_by_a_model_scores_every_candidate(tmp_path, toy, small_model)
 
 
 class Doubles:
-    """A query tower: a text is a document's number, and its vector is twice the document's vector."""
+    """A query tower whose texts are numbers of documents; it gives twice the document's vector."""
 
     fingerprint = "f" * 64
 

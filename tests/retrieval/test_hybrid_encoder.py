@@ -23,7 +23,7 @@ from jaxir.index import index
 from jaxir.interop.formats import convert
 from jaxir.rerank import rerank
 
-FOLDER = Path(__file__).parents[1] / "golden/hybrid"  # of make_hybrid.py
+FOLDER = Path(__file__).parents[1] / "golden/hybrid"  # written by make_hybrid.py
 TEXTS = json.loads((FOLDER / "texts.json").read_text())
 SIDES = {"query": TEXTS["queries"], "passage": TEXTS["passages"]}
 LENGTHS = {"query_max_length": 16, "passage_max_length": 16}

@@ -67,7 +67,7 @@ def test_ties_are_broken_by_id(engine):
 
 @pytest.mark.parametrize("k", [1, 10, 300])
 def test_fast_path_of_a_single_query_gives_the_same_answer(monkeypatch, k):
-    """Without equal scores, with some, and with fewer documents than k."""
+    """It does so without equal scores, with some, and with fewer documents than k."""
     vectors = np.concatenate([clustered(200, 16), np.tile(clustered(50, 16, seed=1)[:5], (10, 1))])
     index = ScannIndex.build(vectors, [f"d{i}" for i in range(len(vectors))])
     queries = [*clustered(200, 16)[:20], *vectors[-5:]]

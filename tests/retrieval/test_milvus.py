@@ -125,7 +125,7 @@ def test_embedded_milvus_serves_one_process_which_may_be_killed(tmp_path, vector
             process.kill()
         assert process.stderr.read() == ""
     assert (tmp_path / "log").read_text() == "still open\n"
-    one, two = load_index(tmp_path / "index"), load_index(tmp_path / "index")  # several in one process
+    one, two = load_index(tmp_path / "index"), load_index(tmp_path / "index")  # both open in one process
     assert one.search(vectors[:3], 1)[1] == two.search(vectors[:3], 1)[1] == [[i] for i in ids[:3]]
     one.close()
     assert two.search(vectors[:3], 1)[1] == one.search(vectors[:3], 1)[1], "a closed index opens again"
@@ -264,7 +264,7 @@ def test_token_is_sent_only_where_the_user_allows(tmp_path, vectors, ids, record
     assert requests == []
     monkeypatch.setenv("MILVUS_URI", f"{uri}/")
     assert sent("cannot be reached") == {token}
-    # An index that is built in another place than MILVUS_URI gets no token.
+    # If an index is built in another place than MILVUS_URI names, the token is not sent there.
     elsewhere = f"http://localhost:{port}"
     refused = f"MILVUS_URI is {uri}/, where MILVUS_TOKEN is sent"
     assert sent(refused, lambda: MilvusIndex.build(vectors, ids, uri=elsewhere)) == set()

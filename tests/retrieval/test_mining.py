@@ -140,7 +140,7 @@ def test_sampling_is_random_and_repeatable(folder):
 
 def test_margin_is_below_the_lowest_positive(folder, capsys):
     found = mine(folder, negatives=100, margin=0.1)
-    # q0's positives score .98 and .97: from .87 on, which is rank 14.
+    # q0's positives score .98 and .97, so its negatives score at most .87, from rank 14 on.
     assert found["q0"] == RUN["q0"][13:]
     assert "q1" not in found and "q2" not in found
     assert "1 without a positive in the run, which a margin needs, 1 without" in capsys.readouterr().out

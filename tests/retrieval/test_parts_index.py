@@ -106,7 +106,7 @@ def test_merge_takes_parts_with_fewer_than_k_answers():
 
 
 def test_answers_of_all_processes_keep_their_ids(monkeypatch):
-    """Ids of different lengths, beyond ASCII, or missing."""
+    """The ids have different lengths or characters beyond ASCII, or are missing."""
     sent = []
 
     def gather(x):
@@ -155,7 +155,7 @@ def test_two_processes_build_and_search_as_one(tmp_path, toy, small_model):
 
 @pytest.mark.slow
 def test_scann_in_parts_has_no_lower_recall(toy, tmp_path):
-    """Each part has a tree, and searches as far as alone."""
+    """Each part has its own tree, and searches as many of its leaves as it would alone."""
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(500, 16))
     vectors = (centres[rng.integers(0, 500, 45_000)] + 0.7 * rng.normal(size=(45_000, 16))).astype(np.float32)

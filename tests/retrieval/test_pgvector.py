@@ -140,7 +140,7 @@ def test_unreachable_or_misnamed_database_is_refused_in_a_sentence(tmp_path, uri
         ("127.0.0.1:5432", "must be postgresql://USER@HOST/DATABASE, not 127"),
         (f"{uri}?colour=red", "is not a URI of PostgreSQL: .*colour"),
         (None, "--backend=pgvector needs --uri=postgresql://USER@HOST/DATABASE"),
-        # The name leads to this machine, but is not known to.
+        # 0.0.0.0 leads to this machine, but is not a loopback address, so no plain password is sent.
         (uri.replace("127.0.0.1", "0.0.0.0"), 'cannot be reached: .*"!password" failed'),
     ):
         started = time.monotonic()

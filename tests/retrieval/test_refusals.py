@@ -71,7 +71,7 @@ def test_index_with_a_malformed_or_damaged_file_is_refused(index, name, content,
 def test_damaged_document_is_refused_and_others_are_read(index, line):
     path = index / "documents.jsonl"
     lines = path.read_text().splitlines()
-    # The same length, so that offsets of the other lines stay valid.
+    # The new line is as long as the old one, so that offsets of the other lines stay valid.
     path.write_text("\n".join([*lines[:2], line]) + "\n")
     documents = load_index(index).documents
     assert documents["d0"].text == "one"

@@ -1,4 +1,4 @@
-"""A cross-encoder's scores, and mining that drops what it finds relevant."""
+"""A cross-encoder's scores, and mining that drops passages which a cross-encoder finds relevant."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ rng = np.random.default_rng(0)
 DOCUMENTS = {f"d{i}": " ".join(rng.choice(WORDS, rng.integers(1, 40))) for i in range(80)}
 # d0 is relevant to q0, d1 to q1, ...; d10 is also relevant to q0.
 QRELS = [(f"q{i}", f"d{i}") for i in range(10)] + [("q0", "d10")]
-# Every query finds 40 documents, and its own among them.
+# Every query finds 40 documents and its own one.
 RUN = {q: [f"d{(7 * i + n) % 80}" for n in range(40)] + [f"d{i}"] for i, q in enumerate(QUERIES)}
 
 

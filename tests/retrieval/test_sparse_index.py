@@ -125,7 +125,7 @@ def test_vectors_of_a_file_are_searched_with_token_weights_or_with_their_model(i
         runs.append(read_run(output))
     for query in QUERIES:
         assert [i for i in runs[1][query] if i != "empty"] == list(runs[2][query])
-        for found, unit in ((runs[0], 1e4), (runs[1], 1e2)):  # weights were multiplied by 100 and rounded
+        for found, unit in ((runs[0], 1e4), (runs[1], 1e2)):  # weights in files are times 100
             ours = [found[query][i] / unit for i in runs[2][query]]
             np.testing.assert_allclose(ours, [*runs[2][query].values()], rtol=0.02)
 

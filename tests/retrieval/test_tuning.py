@@ -20,7 +20,7 @@ COUNT, DIMENSION = 6_000, 32
 
 @pytest.fixture(scope="module", autouse=True)
 def trees_of_few_vectors():
-    """A tree needs more than BRUTE_FORCE_UP_TO vectors; test_index.py has a real one."""
+    """Builds trees of fewer vectors than a tree needs by default; test_index.py builds one by default."""
     assert COUNT < scann_index.BRUTE_FORCE_UP_TO
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scann_index, "BRUTE_FORCE_UP_TO", COUNT - 1_000)

@@ -32,7 +32,7 @@ def index_command(*flags: str) -> int:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory, toy, small_model) -> Path:
-    """40 documents and 8 more, encoded; old/, new/ and the corpora old.jsonl, new.jsonl."""
+    """40 documents in old.jsonl and 8 others in new.jsonl, whose vectors are in old/ and new/."""
     root = tmp_path_factory.mktemp("updating")
     texts = toy.random_texts(48, seed=3, max_words=20)
     for name, numbers in (("old", range(40)), ("new", range(40, 48))):
@@ -135,7 +135,7 @@ def test_update_refuses_vectors_of_the_other_tower(root, tmp_path, toy, small_mo
     assert "encode the new documents with --tower=passage" in error and error.count("\n") == 1
     assert fingerprint(directory) == before
 
-    # Older indexes do not name their tower and take both.
+    # Older indexes do not name their tower and accept vectors of both.
     described = json.loads((directory / "index.json").read_text())
     assert described.pop("tower") == "passage"
     (directory / "index.json").write_text(json.dumps(described))

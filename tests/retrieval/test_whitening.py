@@ -57,7 +57,7 @@ def before(model, texts):
     return raw_vectors(model, texts)
 
 
-@pytest.mark.parametrize("k", [31, 8])  # the outputs of a LayerNorm span one dimension less
+@pytest.mark.parametrize("k", [31, 8])  # LayerNorm's outputs span 31 of 32 dimensions
 def test_whitened_vectors_are_white_and_have_the_papers_similarities(
     k, model, texts, before, file, tmp_path, capsys
 ):

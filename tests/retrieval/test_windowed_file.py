@@ -60,7 +60,7 @@ def test_complete_output_is_made_again_only_if_changed(tmp_path):
     report = written(output, "first")
     assert report == OutputsReport(was_complete=True)
     assert summary(output, report) == f"{output} is complete, nothing to do"
-    # Other settings, a changed file and a damaged description are all made again.
+    # With other settings, a changed file or a damaged description, all windows are made again.
     assert write(output, "second") == every
     assert write(output, "first") == every
     output.write_text(output.read_text().replace("first", "other"))

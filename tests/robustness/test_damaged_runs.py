@@ -32,7 +32,7 @@ def test_half_removed_older_checkpoint_is_set_aside(tmp_path, stopped, capsys):
         path = run_dir / "checkpoints" / str(older)
         damaged(path)
         path.mkdir(exist_ok=True)
-        # Left by an earlier damaged checkpoint of the same step.
+        # An earlier damaged checkpoint of the same step left this directory.
         (run_dir / "broken" / str(older)).mkdir(parents=True)
         result = run(run_dir, **STOPPED)
         assert (result.started_at, result.step) == (newest, 12)

@@ -87,7 +87,7 @@ def download(bucket, prefix: str, directory: Path) -> Path:
 
 
 def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
-    # A stopped run has saved that step too, and kept it in place of an older one.
+    # A stopped run has also saved the step where it stopped, and kept it in place of an older one.
     assert saved_steps(ours)[-1] == saved_steps(theirs)[-1] == step
     assert_same_results(ours, theirs, step)
     one, other = (json.loads((run / "run.json").read_text()) for run in (ours, theirs))
@@ -117,7 +117,7 @@ def test_a_bucket_run_killed_while_saving_resumes_and_is_a_model(bucket, start, 
     assert half_written and f"runs/a/checkpoints/6/{COMMITTED}" not in half_written
     kept = {name.split("/")[3] for name in bucket.names("runs/a/checkpoints/") if name.endswith(COMMITTED)}
     assert kept == {"2", "4"}
-    # Checkpoint 4, whole by its mark, is damaged.
+    # Damage checkpoint 4, which its mark calls whole.
     damaged = [name for name in bucket.names("runs/a/checkpoints/4/params/") if "/d/" in name]
     assert damaged
     for name in damaged:

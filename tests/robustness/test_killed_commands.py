@@ -69,7 +69,7 @@ def test_a_kill_while_the_output_is_written(command, folder, tmp_path):
     with start(tmp_path / "whole") as process:
         assert process.wait(300) == 0
     expected = files(tmp_path / "whole", varying)
-    before = set(temporary.iterdir())  # ONNX Runtime always leaves one and the same file here
+    before = set(temporary.iterdir())  # ONNX Runtime always leaves the file .ses here
     assert expected and not [p for p in before if p.name != ".ses"]
     for number in (signal.SIGKILL, signal.SIGTERM):
         out = place / number.name

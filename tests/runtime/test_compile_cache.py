@@ -76,7 +76,7 @@ def test_half_written_programs_are_removed(filled):
     os.utime(half, (0, 0))
     run(XDG_CACHE_HOME=str(home))
     assert set(kept.glob("*-cache")) == programs
-    half.write_bytes(b"half")  # recent, so it may be in progress
+    half.write_bytes(b"half")  # recent, so another process may still write it
     run(XDG_CACHE_HOME=str(home))
     assert half.exists()
     half.unlink()

@@ -27,10 +27,10 @@ if __name__ == "__main__":
 
 
 def run(folder: Path, *command: str, **environment: str) -> tuple[list[str], list[str]]:
-    """Runs a command in a folder with the probe; returns its output, and its starts."""
+    """Runs a command in a folder with the probe; returns its output, and the process id of each start."""
     (folder / "probe.py").write_text(PROBE)
     inherited = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    # On the path with -c and with -m.
+    # The probe must be on the path both with -c and with -m.
     done = subprocess.run(
         [sys.executable, *command],
         cwd=folder,

@@ -131,7 +131,7 @@ def test_gathered_weight_is_whole_and_its_gradient_is_sharded():
     [
         ({"data": 1, "fsdp": 2, "tensor": 2}, (), 4),
         ({"data": 1, "fsdp": 2, "tensor": 2}, [("vocab", "fsdp"), ("embed", "tensor")], 4),
-        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split one dimension
+        ({"data": 1, "fsdp": 2, "tensor": 2}, [("embed", ["tensor", "fsdp"])], 4),  # both split "embed"
         ({"data": 2, "fsdp": 2}, (), 4),  # "data" splits the rows, not the table
         ({"data": 2, "fsdp": 2}, (), 3),  # not divisible by four devices
     ],

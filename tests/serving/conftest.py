@@ -177,7 +177,7 @@ def answered(service, method: str, path: str, body: dict | None = None) -> tuple
     async def ask(_):
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "method": method, "path": path, "headers": headers, "query_string": b""}
-        with contextlib.suppress(RuntimeError):  # uvicorn prints it
+        with contextlib.suppress(RuntimeError):  # uvicorn would print the error
             await app(scope, receive, send)
 
     result_of(service, ask)

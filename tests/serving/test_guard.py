@@ -40,7 +40,7 @@ def test_slow_clients_and_slow_answers_time_out():
 
 
 def test_a_busy_server_answers_probes():
-    """Kubernetes restarts a pod whose liveness probe fails, with all its requests."""
+    """If a liveness probe fails, Kubernetes restarts the pod, which ends all its requests."""
     answered: list[int] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

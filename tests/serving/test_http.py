@@ -42,7 +42,7 @@ def test_search_returns_highlighted_documents(served, world):
     answer = served.ask("/search", queries=["joined arrays", "w7"], k=5)
     assert [r["query"] for r in answer["results"]] == ["joined arrays", "w7"]
     cuts = [s["cut_at"] for s in served.ask("/search", queries=[" w1" * 20])["results"][0]["systems"]]
-    # 42 characters, counting the blank at the beginning.
+    # Texts are cut after 42 characters, counting the blank at the beginning.
     assert cuts == [42, None if world.second_kind == "sparse" else 42, 42]
     first = {s["system"]: s for s in answer["results"][0]["systems"]}
     assert list(first) == ["dense", "second", "hybrid"]
@@ -273,7 +273,7 @@ def test_head_answers_as_get_without_a_body(served):
 
 
 def test_no_redirects(served):
-    """A proxy may send Host: localhost, which on the client is another machine."""
+    """Behind a proxy that sends Host: localhost, a redirect would lead clients to their own machine."""
     for method, path, body in (("GET", "/docs/", None), ("POST", "/search/", {"queries": ["w1"]})):
         status, headers, content = served.request(method, path, body, host="localhost")
         assert (status, f"no path {path};".encode() in content) == (404, True)

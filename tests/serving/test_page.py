@@ -137,7 +137,7 @@ def test_page_explains_errors_in_plain_words(page):
     words = "(status, said) => [problemOf(status, said).message, problemOf(status, said).more]"
     for status, said, what, more in [
         (503, "9 texts are waiting", "cannot answer just now", "9 texts are waiting. Try"),
-        (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's page
+        (502, None, "cannot answer just now", "It is busy. Try again in a moment."),  # a proxy's own page
         (429, None, "too many requests", "Wait a moment"),
         (422, "queries.0: is odd", "cannot be answered", "Queries.0: is odd."),
         (500, "internal error (KeyError)", "has failed", "Internal error (KeyError)."),
@@ -219,7 +219,7 @@ def test_back_button_and_slash_key(page):
     page.evaluate("document.activeElement.blur()")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "question"
-    search(page, "w3")  # the key selected the old question, so typing replaces it
+    search(page, "w3")  # the key / selected the old question, so typing replaces it
     assert page.url.endswith("?q=w3")
     page.go_back()
     expect(page).to_have_title("w1 w2 – jaxir search")

@@ -115,7 +115,7 @@ def test_bfloat16_products_are_those_of_other_commands(world, monkeypatch):
 
 def test_rankings_equal_those_of_indexes_and_fusion(service):
     assert service.systems == ["dense", "second", "again", "hybrid"]
-    assert service.engines["dense"] is service.engines["again"]  # one model
+    assert service.engines["dense"] is service.engines["again"]  # one model, so one engine
     rankings = result_of(service, lambda running: running.search(QUERIES, 7, service.systems))
     assert len(rankings) == len(QUERIES)
     for system in ("dense", "again", "hybrid"):

@@ -147,7 +147,7 @@ def test_a_killed_and_preempted_run_ends_as_an_uninterrupted_one(tmp_path, launc
     assert [x["step"] for x in log(run_dir) if "loss" in x] == list(range(1, last + 1))
     assert f"step {last}/{STEPS}" in errors and "step" not in other  # only the first process logs steps
 
-    # One process, this one, ends the run.
+    # A single process, the test's own, finishes the run.
     assert cli.main("jaxir.train:train", command(flag, run_dir, {"data": 2, "fsdp": 2})[2:]) == 0
     assert f"resuming {run_dir} at step {last}" in capfd.readouterr().err
     assert (run_dir / "COMPLETE").exists()

@@ -1,4 +1,4 @@
-"""The shared sidecar of the tests, which skip without its environment."""
+"""A sidecar that the tests share; they are skipped without its environment."""
 
 import json
 import subprocess

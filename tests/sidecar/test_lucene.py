@@ -16,7 +16,7 @@ from jaxir.sidecar import environment
 from jaxir.sidecar.client import Sidecar
 from jaxir.sidecar.lucene_settings import Bm25, LuceneDocument, Rm3, Rocchio
 
-# No stop words, and each is its own stem.
+# None of these is a stop word, and each is its own stem.
 WORDS = ["cat", "dog", "bird", "fish", "horn", "milk", "corn", "salt", "sand", "wind", "rain", "snow"]
 WORDS += ["gold", "iron", "wood", "clay"]
 
@@ -126,7 +126,7 @@ def test_impacts_equal_pyserinis(sidecar, tmp_path, anserini, anserini_index):
     queries = [{t: rng.randint(1, 90) for t in rng.sample(WORDS, 3)} for _ in range(20)]
     records = [{"id": i, "contents": "", "vector": v} for i, v in vectors.items()]
     theirs = anserini_index("JsonVectorCollection", records, "-impact", "-pretokenized")
-    # A query text repeats each token weight times.
+    # A query's text repeats each token as often as its weight says.
     texts = [" ".join(" ".join([t] * w) for t, w in query.items()) for query in queries]
     topics, run = tmp_path / "topics.tsv", tmp_path / "run.trec"
     topics.write_text("".join(f"{n}\t{text}\n" for n, text in enumerate(texts)))

@@ -30,7 +30,7 @@ DOCUMENTS = [
     ("empty", "", ""),
     ("blank", " ", "\n\x01"),
 ]
-# README of the data, Pyserini 1.6.0: nDCG@10, AP, P@1, RR@10, R@100.
+# nDCG@10, AP, P@1, RR@10 and R@100 of Pyserini 1.6.0, from the README of the data.
 REFERENCE = {
     ("cacm", "test"): [0.4754, 0.3270, 0.5385, 0.6900, 0.6424],
     ("med", "test"): [0.6651, 0.5118, 0.8333, 0.8872, 0.7729],

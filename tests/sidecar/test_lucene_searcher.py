@@ -38,7 +38,8 @@ def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus,
     """The same documents, the same scores to the bit, and the same order up to ties.
 
     Pyserini separates equal scores by 1e-6, in ascending order of id. Above 16, where float32 does not
-    resolve that, it keeps the order; trec_eval, and so jaxir, use descending order there.
+    resolve such a difference, equal scores stay in ascending order; trec_eval, and so jaxir, use descending
+    order there.
     """
     rng = random.Random(3)
 
@@ -79,4 +80,4 @@ def test_results_equal_those_of_lucene_searcher(sidecar, tmp_path, write_corpus,
         equal += steps.count(0)
     assert [len(found) for found in (ids[0], *ids[-2:])] == [K, 0, 0]
     assert apart > 100, "ties that Pyserini separates"
-    assert equal > 30 or feedback is not None, "ties that remain"  # with feedback scores are small
+    assert equal > 30 or feedback is not None, "ties that remain"  # with feedback, scores are small

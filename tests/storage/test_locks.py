@@ -58,7 +58,7 @@ def test_directory_created_for_a_lock_is_removed_if_it_stays_empty(tmp_path):
 
 
 def test_lock_reports_that_its_directory_was_removed_or_replaced(tmp_path):
-    # `descriptors` returns those that a grid's commands inherit.
+    # `descriptors` returns the file descriptors that a grid's commands inherit.
     place, before = tmp_path / "a", descriptors()
     with locked(place, "no") as lock:
         lock.check()

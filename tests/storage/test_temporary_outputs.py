@@ -30,7 +30,7 @@ def hidden(directory: Path) -> list[Path]:
 
 @pytest.fixture
 def writer(tmp_path):
-    """Starts a process that writes a directory and a file in `tmp_path` and comes to no end."""
+    """Starts a process that writes a directory and a file in `tmp_path` and never ends."""
     started = []
 
     def start() -> subprocess.Popen:

@@ -76,7 +76,7 @@ class Cloud:
             directory.mkdir(parents=True)
         shutil.copytree(checkout, self.checkout)
         for name, program in (("gcloud", "gcloud"), ("xpk", "xpk"), ("kubectl", "xpk")):
-            # Not by `env python3`, because a machine's shims may be slow.
+            # `env python3` is not used, because it may find a machine's slow shims.
             started = [sys.executable, "-IS", str(HERE / f"fake_{program}.py"), name]
             (binaries / name).write_text(f'#!/bin/sh\nexec {shlex.join(started)} "$@"\n')
         (binaries / "uv").write_text(UV)

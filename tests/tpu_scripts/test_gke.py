@@ -64,9 +64,9 @@ def test_sigterm_of_xpk_reaches_training(gke, tmp_path):
         gke.until(lambda: saved.exists() and saved.read_text() == "3")
         pod.send_signal(signal.SIGTERM)
         out, _ = pod.communicate(timeout=30)
-    assert pod.returncode == 143  # for which xpk restarts a job
+    assert pod.returncode == 143  # the status for which xpk restarts a job
     assert out.endswith("saved\n") and "it's a 'quoted' $word" in out
-    assert (home / "data" / "pairs").read_text() == "some data\n"  # SETUP
+    assert (home / "data" / "pairs").read_text() == "some data\n"  # SETUP wrote this file
 
 
 def test_setup_is_one_line_of_xpks_job(gke, tmp_path):

@@ -15,7 +15,7 @@ from tests.training import tiny_run
 class ScaleAndBias(nnx.Module):
     def __init__(self, scale: float, width: int, rngs: nnx.Rngs):
         self.scale, self.bias = layers.param(jnp.float32(scale)), layers.param(jnp.float32(-1))
-        # Without logical axes, and without a bias, which the norm would remove again.
+        # The head has no logical axes, and no bias, which the norm would remove again.
         self.head = nnx.Linear(width, width, use_bias=False, rngs=rngs)
         self.norm = nnx.BatchNorm(width, rngs=rngs, momentum=0.5)
         self.teacher = layers.Linear(

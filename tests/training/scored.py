@@ -9,7 +9,7 @@ from jaxir.runtime.partitioning import MeshConfig
 
 
 class Scored(nnx.Module):
-    """Scores what the tokens of both texts have in common."""
+    """Scores a pair of texts by the sum of its tokens' vectors."""
 
     def __init__(self, dropout: float = 0.0):
         self.table = layers.param(layers.normal(1.0)(jax.random.key(0), (50, 16)), "vocab", "embed")

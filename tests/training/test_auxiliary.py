@@ -92,7 +92,7 @@ def test_a_sum_adds_weighs_and_keeps_parts_apart(tmp_path):
     lines = log(tmp_path / "run")
     steps = {line["step"]: line for line in lines if "loss" in line}
     for done, line in steps.items():
-        # The weight is that of step done - 1, which led to `done` finished steps.
+        # Steps count from 0: the weight of line `done` is that of step done - 1.
         weight = 0.5 * min(max((done - 1 - 2) / 10, 0), 1)
         expected = line["softmax/loss"] + weight * line["sigmoid/loss"]
         assert line["loss"] == pytest.approx(expected, rel=1e-5)

@@ -27,7 +27,7 @@ SYLLABLES = [f"{a}{b}" for a in "dhlmnrst" for b in "aeio"]
 
 
 def write(path, count=32, scored=True):
-    """Each query with a positive and four negatives; the teacher counts the syllables they share."""
+    """Writes queries with a positive and four negatives each; a teacher's score counts shared syllables."""
     rng = np.random.default_rng(0)
     with path.open("w") as file:
         for i in range(count):

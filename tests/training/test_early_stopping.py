@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def ending_of(run_dir) -> tuple[dict, dict, str]:
-    """The best checkpoint, the evaluations and how the run ended."""
+    """Returns the best checkpoint, the evaluations and how the run ended."""
     best = json.loads((run_dir / "checkpoints/best.json").read_text())
     evaluated = {x["step"]: x["dev/score"] for x in log(run_dir) if "dev/score" in x}
     return best, evaluated, (run_dir / "COMPLETE").read_text()

@@ -34,7 +34,7 @@ def test_resumed_log_has_every_step_once(tmp_path):
     for path in (tmp_path / "tensorboard").iterdir():
         content, at = path.read_bytes(), 0
         written += content
-        while at < len(content):  # length, its checksum, the event, its checksum
+        while at < len(content):  # a record: length, its checksum, event, its checksum
             size = int.from_bytes(content[at : at + 8], "little")
             event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
             at += size + 16
@@ -84,7 +84,7 @@ def test_on_a_terminal_losses_stay_above_the_bar(monkeypatch, tmp_path):
     written = bytearray()
 
     def listen():
-        with contextlib.suppress(OSError):  # Linux reports a closed other end so
+        with contextlib.suppress(OSError):  # Linux raises this if the other end is closed
             while part := os.read(main, 10_000):
                 written.extend(part)
 

@@ -27,7 +27,7 @@ def params_of(model) -> dict[str, np.ndarray]:
 
 
 class Poisoned(Contrastive):
-    """A loss that is not a number for batches with the query of the key POISON, which dev does not have."""
+    """A loss that is NaN for batches with the query whose key is POISON; dev data lack this query."""
 
     def __call__(self, model, batch, key=None, **more):
         loss, metrics = super().__call__(model, batch, key, **more)
@@ -36,7 +36,7 @@ class Poisoned(Contrastive):
 
 
 POISON = next(iter(pairs(64).batches(batch_size=8, seed=0, start_step=10)))["query_key"][0, 0]
-# The batch of step 11 is in the second epoch; the same query comes in the first one, too.
+# POISON's query is taken from step 11, in the second epoch; it comes in the first epoch, too.
 FIRST_POISONED = next(
     step
     for step, batch in enumerate(pairs(64).batches(batch_size=8, seed=0), 1)

@@ -104,7 +104,7 @@ def test_data_that_end_before_the_run_are_an_error(tmp_path):
 def test_a_second_interrupt_does_not_wait_for_the_step():
     with StopSignal() as stop:
         signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)  # sent twice by some queues
+        signal.raise_signal(signal.SIGTERM)  # some job queues send it twice
         assert stop.received is signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)

@@ -70,7 +70,7 @@ def test_headroom_is_kept_and_impossible_chunks_are_not_compiled():
     assert chosen(8, {1: 919}) == (1, [1])
     # 930 of 1,000 is too much: 8 % stay free for gaps between arrays.
     assert chosen(8, {1: 930, 2: 600}) == (2, [1, 2])
-    # Each of 16 chunks needs at least a sixteenth.
+    # With n chunks, a step needs at least 1/n of 10,000: fewer than 16 cannot fit, so they are not tried.
     assert chosen(16, {1: 10_000, 16: 900}) == (16, [1, 16])
     assert chosen(8, {1: 10_000}) == (None, [1])
 

@@ -87,7 +87,7 @@ def test_t5x_s_rate_is_its_formula():
         assert float(schedule(jnp.int32(t))) == pytest.approx(expected, rel=1e-6), t
     assert float(schedule(0)) == pytest.approx(1e-8)
     assert float(schedule(11)) == pytest.approx(1e-8)  # the formula would be negative here
-    # The paper's: from the full rate to 0 when training is over.
+    # The paper's schedule falls from the full rate to 0 at the end of training.
     paper = [float(t5x_schedule(base, warmup_steps=0, steps=8)(t)) for t in range(8)]
     np.testing.assert_allclose(paper, [base * (8 - t) / 8 for t in range(8)], rtol=1e-5)
     warm = t5x_schedule(base, warmup_steps=2, steps=10)
@@ -221,7 +221,7 @@ def test_adafactor_is_t5x_s(shape):
 
 
 def test_adafactor_clips_the_global_norm_where_it_is_asked_to():
-    """The second gradient, a thousand times as large as the first, is clipped to the length of that."""
+    """The second gradient, a thousand times as large as the first, is clipped to the first's length."""
     rng = np.random.default_rng(2)
     params, first, second = (
         {"a": np.float32(rng.normal(size=5)), "b": np.float32(rng.normal(size=(3, 2)))} for _ in range(3)

@@ -32,7 +32,8 @@ def test_the_log_has_the_time_of_a_step_and_its_share_of_the_peak(tmp_path, monk
         assert "mfu" not in line
     slow = dataclasses.replace(chips.CHIPS["l4"], flops=1e6)
     monkeypatch.setattr(chips, "of_kind", {"cpu": slow}.get)
-    # The matrix of both texts of 8 pairs; logits of queries by passages and queries. Each has two gradients.
+    # The matrix times both texts of 8 pairs, and logits of queries by passages and queries. Each product has
+    # two more for its gradients.
     flops = 3 * 2 * (2 * 8 * 32 * 32 + 2 * 8 * 8 * 32)
     for line in logged("known"):
         assert line["mfu"] * line["step_seconds"] == pytest.approx(flops / 2e6)  # the peak of two devices
@@ -63,7 +64,7 @@ def test_log_has_planned_memory_and_no_unknown_figures(tmp_path):
     lines = log(tmp_path / "run")
     logged = [line for line in lines if "loss" in line]
     (memory,) = {line["planned/memory_gib"] for line in logged}
-    # Adam has two arrays like the parameters, whose rows two devices share, and a batch of 8 pairs is small.
+    # Two devices share the parameters and Adam's two moments of them; a batch of 8 pairs is small.
     parameters = 4 * (64 * 32 + 32 * 32 + 32)
     assert 3 * parameters / 2 < memory * 2**30 < 60 * parameters
     # CPUs count no memory, and no plan has times for them.

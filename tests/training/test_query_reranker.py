@@ -68,7 +68,7 @@ def evaluated(folder, kind, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """One of each kind, untrained: folders as `jaxir.convert --format=hf` writes them."""
+    """An untrained model of each kind, in a folder as `jaxir.convert --format=hf` writes it."""
     found = {}
     for kind, reads in KINDS.items():
         place = shutil.copytree(GOLDEN / "cross_bert", tmp_path_factory.mktemp("models") / kind)
@@ -85,7 +85,7 @@ def rerank(folder, kind, model, output, *more):
 
 
 def test_candidates_not_searched_deep_enough_are_refused(folder, tmp_path, capsys):
-    """The rank after the last, of a query that finds nothing, would count as a success."""
+    """A query that finds nothing has the rank after the last one, which would count as a success."""
     lines = [json.loads(line) for line in (folder / "ri-dev.jsonl").read_text().splitlines()]
     shallow = [line | {"depth": 10} for line in lines]  # the answers that exist have rank 2
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(line) + "\n" for line in shallow))

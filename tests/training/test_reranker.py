@@ -143,7 +143,7 @@ def test_the_best_checkpoint_is_the_one_that_reranks_best(folder, tmp_path, caps
     assert found.keys() == {2, 4, 6} and len(set(found.values())) > 1
     best = json.loads((run / "checkpoints/best.json").read_text())
     assert found[best["step"]] == max(found.values()) == best["value"]
-    # The command says the same of the run's best checkpoint.
+    # The command gives the run's best checkpoint the same nDCG@10.
     reranked = rerank(folder, run, tmp_path / "new.trec", "--depth=10", f"--run={deep}")
     scores = evaluate_run(reranked, read_judgements(folder / "qrels/train.tsv"), ["nDCG@10"])
     assert scores.values["nDCG@10"] == pytest.approx(best["value"], abs=1e-9)

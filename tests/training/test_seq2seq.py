@@ -77,7 +77,7 @@ def test_seq2seq_learns_and_generates_its_targets(data, tmp_path, capsys):
     beams = [r["outputs"] for r in records(out)]
     assert [found[0] for found in beams] == list(TARGETS.values())
     assert all(len(found) == len(set(found)) <= 3 for found in beams)
-    # Out to Hugging Face's form and back it writes the same.
+    # Converted to Hugging Face's form and back, the model writes the same outputs.
     convert = [f"--source={trained}", f"--output={tmp_path}/hf", "--to=hf"]
     assert cli.main("jaxir.convert:convert", convert) == 0
     assert generate(data, f"hf:{tmp_path}/hf", tmp_path / "again.jsonl", "--max_new_tokens=16") == 0
@@ -129,7 +129,7 @@ def test_interrupted_generation_resumes_to_the_same_output(data, generator, tmp_
 
 
 def test_outputs_without_text_are_left_out(data, tmp_path):
-    """Like empty ones, since readers would refuse the file. Here the best token is a zero-width space."""
+    """Readers would refuse such outputs, like empty ones. Here the best token is a zero-width space."""
     model = shutil.copytree(GOLDEN / "seq2seq_1_1", tmp_path / "model")
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]

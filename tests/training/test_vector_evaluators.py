@@ -28,7 +28,7 @@ WANTED = {"wanted": "R@10 CappedR@1 P@10", "identical_ids": "drop"}
 
 
 def write_sts(folder):
-    """Two files, and a folder of splits, by whose test split no checkpoint may be chosen."""
+    """Writes two files, and a folder of splits, whose test split must not choose a checkpoint."""
     (folder / "splits").mkdir(parents=True)
     for name, count in (("a", 6), ("b", 4)):
         (folder / f"{name}.tsv").write_text("\n".join(["score\tsentence1\tsentence2", *RATED[:count]]))
@@ -37,7 +37,7 @@ def write_sts(folder):
 
 
 def write_collection(folder):
-    """A collection in which some queries are documents, too, and two different forums made of it."""
+    """Writes a collection in which some queries are documents, too, and two forums made from it."""
     (folder / "qrels").mkdir(parents=True)
     rng = np.random.default_rng(0)
     texts = {f"d{n}": " ".join(rng.choice([*WORDS[n % 4].split(), "ro"], 5)) for n in range(40)}

@@ -126,7 +126,7 @@ def run(
     learning_rate: float = 3e-4,
     **settings,
 ) -> TrainResult:
-    """Trains on 2 devices that share rows and parameters."""
+    """Trains on 2 devices, among which rows and parameters are split."""
     mesh = mesh or {"data": 1, "fsdp": 2}
     lengths = EncoderSettings(query_max_length=LENGTH, passage_max_length=LENGTH)
     recipe = Recipe(
