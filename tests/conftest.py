@@ -22,7 +22,7 @@ from tests.shallow import first_layers
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# Shells ignore Ctrl-C in background jobs, and processes that tests start would inherit that.
+# Shells make background jobs ignore Ctrl-C, and processes that tests start would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,7 +59,7 @@ def pytest_configure(config):
     """Removes compiled programs that are older than two weeks."""
     if not hasattr(config, "workerinput"):
         for program in (environment.CACHE / "programs").glob("*"):
-            with contextlib.suppress(FileNotFoundError):  # removed by another run
+            with contextlib.suppress(FileNotFoundError):  # another run removed it
                 if program.stat().st_mtime < time.time() - 14 * 24 * 3600:
                     program.unlink()
 

@@ -272,7 +272,7 @@ def test_unregistered_backbone_is_refused_before_training(mixed):
 
 
 def test_module_without_a_table_entry_is_refused():
-    """`jaxir.convert --to=hf` of a trained model reports it."""
+    """`jaxir.convert --to=hf` of a trained model reports the module that the table lacks."""
     params = {"layers.0.up.kernel": np.ones((2, 3), np.float32)}
     shapes = {name: x.shape for name, x in params.items()}
     assert set(hf.tensors_of_part({"layers.*.up": "block.*.fc"}, shapes, params)) == {"block.0.fc.weight"}

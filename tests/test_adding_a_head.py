@@ -58,7 +58,7 @@ def test_pages_head_trains_resumes_and_loads(place):
     done = run(place, "load.py", "run", "import")
     assert done.stdout == "4 (2, 128)\n", done.stderr
 
-    done = run(place, "load.py", "run")  # without the import
+    done = run(place, "load.py", "run")  # without importing the head's module
     assert done.returncode == 1
     assert re.search("unknown kind of model 'facets'; .*: import facets first", done.stderr), done.stderr
 

@@ -13,7 +13,7 @@ import pytest
 from jaxir.data.sets import package_docs
 
 SIZES = {"train": 300, "dev": 20, "test": 60}
-# The recipe's 110 steps take five minutes of a core.
+# The quickstart's own recipe of 110 steps would take five minutes of a core.
 WITH_ANOTHER_RECIPE = """
 import sys
 from jaxir import cli, quickstart

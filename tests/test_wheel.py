@@ -88,7 +88,7 @@ def jaxir(wheel, tmp_path_factory) -> Path:
     venv.create(home, symlinks=True, with_pip=False)
     run(*PIP, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
     (packages,) = home.glob("lib/python*/site-packages")
-    # Python does not read .pth files, such as an editable installation's, of folders that a .pth file names.
+    # Python ignores .pth files, such as an editable installation's, in folders that another .pth file names.
     needed = [path for path in sys.path if Path(path).name == "site-packages"]
     (packages / "needed.pth").write_text("\n".join(needed) + "\n")
     return home / "bin" / "jaxir"

@@ -1,4 +1,4 @@
-"""The files of gin/, by kind, for the tests of recipes."""
+"""The paths of gin/'s files, by kind of file, for the tests of recipes."""
 
 from pathlib import Path
 

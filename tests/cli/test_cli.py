@@ -61,7 +61,7 @@ MAIN = f"import sys; from jaxir import cli; sys.exit(cli.main('kitchen:cook', ex
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory):
-    """The folder of the module `kitchen` and of a gin file for it."""
+    """A folder with the module `kitchen` and a gin file that sets it."""
     folder = tmp_path_factory.mktemp("kitchen")
     (folder / "kitchen.py").write_text(COMMAND)
     (folder / "recipe.gin").write_text(

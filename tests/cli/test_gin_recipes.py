@@ -165,7 +165,7 @@ def test_consert_keeps_its_own_loss_in_every_sum():
             loss = getattr(found, "contrastive", found).loss
             assert loss.__name__ == (expected or "in_batch_softmax")
             if expected is None:
-                assert gin.query_parameter("in_batch_softmax.bidirectional") is False  # equation 3.1
+                assert gin.query_parameter("in_batch_softmax.bidirectional") is False  # as in equation 3.1
 
 
 @pytest.mark.parametrize("loss", ["list_softmax", "binary_cross_entropy", "margin_ranking"])

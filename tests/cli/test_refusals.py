@@ -35,7 +35,7 @@ REFUSED = [
     (f"{PLAN} --gin.train.objective=3", "object, @NAME()"),
     (f"{SERVE} --index=i --gin.serve.limits=3", "serve.limits must be an object, Limits or None"),
     (f"{GRID} --gin.grid.variants=['x']", "variants must be a list of @Variant(), not ['x']"),
-    # flags that nothing would read
+    # flags that have no effect together with the others
     ("evaluate --run=a.trec --qrels=q --split=dev", "--split only applies to a --dataset"),
     ("evaluate --model=m --dataset=sts:. --metrics=RR", "--metrics only applies to retrieval"),
     ("evaluate --model=absent --dataset=sts:a.trec --split=dev", "--split only applies to a folder"),

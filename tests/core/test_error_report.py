@@ -1,4 +1,4 @@
-"""Errors as sentences: whose code is blamed, where tracebacks are kept, and errors of the system."""
+"""Errors are reported as sentences: whose code is blamed, where tracebacks are kept, errors of the system."""
 
 import os
 from pathlib import Path

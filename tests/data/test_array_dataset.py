@@ -76,7 +76,7 @@ def test_a_batch_holds_each_feature_with_its_prompt(minilm):
     for row, e in enumerate(examples):
         known = {key.tobytes(): n for n in e.negatives for key in stable_keys([n[0]])}
         wanted = [known[key.tobytes()] for key in batch["negative_key"][row]]
-        assert len(set(wanted)) == min(2, len(known))  # an only negative is drawn twice
+        assert len(set(wanted)) == min(2, len(known))  # a row's only negative is repeated
         negatives = padded([f"passage: {text}" for _, text in wanted], 20)
         np.testing.assert_array_equal(batch["negative_ids"][row], negatives)
 
@@ -253,7 +253,7 @@ def test_a_negative_that_is_its_positive_once_cut_is_left_out(minilm, capsys):
     batch = in_order(dataset)
     names = dict(zip((k.tobytes() for k in stable_keys(list(passages))), passages, strict=True))
     drawn = [{names[key.tobytes()] for key in row} for row in batch["negative_key"]]
-    assert drawn == [{"other"}, {"far"}, {"p"}]  # the twin has its passage's key, so losses mask it
+    assert drawn == [{"other"}, {"far"}, {"p"}]  # a twin gets its passage's key, so losses mask it
     same = (batch["negative_ids"] == batch["passage_ids"][:, None]).all(-1)
     assert same.any(1).tolist() == [False, False, True]
     assert "3 of 6 negatives left out: truncated to" in capsys.readouterr().err

@@ -18,7 +18,7 @@ def folder(tmp_path):
     write(tmp_path / "queries.jsonl", [{"_id": i, "text": t} for i, t in QUESTIONS.items()])
     outputs = {"q2": ["then", "now", "then "], "q1": ["me"], "q3": []}
     write(tmp_path / "made.jsonl", [{"_id": i, "outputs": o} for i, o in outputs.items()])
-    # Two titles for each question.
+    # The file has two titles for each question, one title a line.
     (tmp_path / "titles.txt").write_text("A title\nme\nnow\nSoon\nHere\nhere\n")
     return tmp_path
 

@@ -19,7 +19,7 @@ def test_each_sentence_has_its_passage_without_it(tmp_path):
     path.write_text("A one. B two! C three? D four.\nAlone.\nE five. F six. G seven. H eight. I nine.\n")
     found = read(path, passage_sentences=3)
     assert [record["passage"][1] for record in found] == [
-        "A one. B two! C three? D four.",  # a single last sentence joins the passage before it
+        "A one. B two! C three? D four.",  # D four. is alone, so it joins the passage before it
         "E five. F six. G seven.",
         "H eight. I nine.",
     ]

@@ -1,4 +1,4 @@
-"""Collections named hf:NAME and ir_datasets:ID, and where their names are understood."""
+"""Collections named hf:NAME and ir_datasets:ID, and the commands that take these names."""
 
 import json
 import shutil
@@ -185,7 +185,7 @@ def test_only_the_needed_files_are_downloaded_and_then_read_without_a_network(tm
 
 
 def test_excluded_documents_are_left_out_of_runs_and_scores(tmp_path, capsys):
-    """d2 and d3 are excluded for q1; without that, the first of them would be in the run."""
+    """d2 and d3 are excluded for q1; otherwise the first of them would be in the run."""
     folder = folder_of(hub_folders.bright(tmp_path / "set"))
     corpus = tmp_path / "corpus.jsonl"
     lines = (folder / "corpus.jsonl").read_text().splitlines()
@@ -202,7 +202,7 @@ def test_excluded_documents_are_left_out_of_runs_and_scores(tmp_path, capsys):
 
 
 def test_excluded_documents_are_left_out_of_runs_from_elsewhere(tmp_path, capsys):
-    """If d2 and d3 were not left out, they would be before the relevant d1."""
+    """If d2 and d3 were not left out, they would rank before the relevant d1."""
     folder = shutil.copytree(folder_of(hub_folders.bright(tmp_path / "set")), tmp_path / "folder")
     run = tmp_path / "run.trec"
     run.write_text("".join(f"q1 Q0 {d} {n} {9 - n} theirs\n" for n, d in enumerate(("d2", "d3", "d1"), 1)))

@@ -48,7 +48,7 @@ def course(batches, count):
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 3.3, 1e9])
 def test_a_temperature_gives_each_source_its_share_exactly(minilm, sources, temperature):
-    """mT5's formula gives the numbers of batches, and each source yields the pairs of its own epochs."""
+    """mT5's formula gives each source's number of batches; its batches have the pairs of its own epochs."""
     dataset = Mixture(sources=sources, temperature=temperature).build(minilm, PAIRS)
     powers = [size ** (1 / temperature) for size in SIZES.values()]
     order = course(dataset.batches(batch_size=4, seed=3), 1000)

@@ -78,7 +78,7 @@ def test_every_format_gives_the_same_folder(made, tmp_path, capsys, name):
     assert sorted((p.query, p.passage) for pairs in splits.values() for p in pairs) == sorted(rows)
     with (out / "corpus.jsonl").open() as corpus:
         assert list(json.loads(next(corpus))) == ["_id", "title", "text"]
-    # The choice depends only on the texts, and stays the same between versions.
+    # Which queries are held out depends only on the texts, and stays the same between versions.
     assert {p.query for p in splits["test"]} == {"how do I fold a boat?", "how do I wash a tree?"}
     said = capsys.readouterr().out
     assert "query = question, passage = answer\n" in said
@@ -199,7 +199,7 @@ def test_a_field_that_only_late_lines_have_is_found(made, tmp_path, capsys):
 
 
 def test_a_repeated_pair_keeps_all_its_negatives(made, tmp_path, capsys):
-    """Triplets have a line for each negative; all but the first were once left out as repeated pairs."""
+    """Regression: triplets have a line for each negative; all but the first were left out as repeated."""
     rows = [(q, p, f"{number} {p}") for number in (1, 2, 3) for q, p in ROWS]
     records = [dict(zip(("anchor", "positive", "negative"), row, strict=True)) for row in rows]
     path = write_jsonl(tmp_path / "a.jsonl", [*records, records[0], {**records[0], "negative": None}])

@@ -135,7 +135,7 @@ def test_malformed_multireqa_lines_are_refused_with_their_place(multi, which, re
 
 
 def test_a_question_id_with_two_questions_is_refused(multi):
-    """For example, because files of several splits were joined."""
+    """This happens, for example, if files of several splits are joined."""
     path = Path(multi["mrqa"])
     record = {"context": published.LAKE, "qas": [{"qid": "a1", "question": "How old is it?"}]}
     lines = gzip.decompress(path.read_bytes()).decode() + json.dumps(record) + "\n"
@@ -194,7 +194,7 @@ def test_malformed_natural_questions_are_refused_with_their_place(tmp_path, chan
 
 
 def test_dpr_reads_a_json_array_object_by_object(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", 3)  # fewer lines than an object has
+    monkeypatch.setattr(json_arrays, "_LINES_AT_ONCE", 3)  # fewer lines than an object of the file has
     path = tmp_path / "biencoder-nq-train.json.gz"
     path.write_bytes(gzip.compress(json.dumps(published.dpr_records(), indent=4).encode()))
     pairs = examples(dpr.DprPairs(path=str(path)))

@@ -1,4 +1,4 @@
-"""Hard negatives and a teacher's scores by ids, resolved against a collection."""
+"""Hard negatives and a teacher's scores, given by ids whose texts come from a collection."""
 
 import json
 

@@ -75,5 +75,5 @@ def test_equal_texts_have_one_key(data, tmp_path, minilm):
     (ids,) = (batch[x] for x in ("text_ids", "whole_ids") if x in batch)
     same_keys, same_texts = ((x[:, None] == x[None]).all(-1) for x in (keys, ids))
     np.testing.assert_array_equal(same_keys, same_texts)
-    # 3 texts, of which two are equal: 3 + 2 entries; 6 sentences with two such pairs: 6 + 4
+    # Entries of the matrix: 3 + 2 for 3 texts with one equal pair, 6 + 4 for 6 sentences with two such pairs.
     assert same_texts.sum() == (10 if len(ids) == 6 else 5)

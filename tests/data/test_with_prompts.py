@@ -30,7 +30,7 @@ def unpadded(ids):
 
 
 def test_each_set_has_its_own_prompts_in_its_ids(minilm, sources):
-    """Each set's ids are those of its prompt and text as one text, cut at the model's length."""
+    """Prompt and text are tokenised as one text, which is cut at the model's length."""
     data = Mixture(
         sources=[
             WithPrompts(data=sources[0], query_prompt=LONG),
@@ -71,7 +71,7 @@ def test_prompts_that_are_not_given_are_the_models(minilm, sources):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_batches_count_each_sets_prompt_tokens(minilm, sources, packed):
-    """Rows of one batch may have prompts of different lengths; an empty prompt leaves nothing out."""
+    """Rows of one batch may have prompts of different lengths; of an empty one, nothing is left out."""
     form = TextFormat(16, 12, prompt_tokens=(4, 4), **OWN)
     assert pair_format(pair_features(form)) == form
     given = [LONG, ""]

@@ -124,7 +124,7 @@ def tasks(folder: Path) -> list[Any]:
 
 
 def evaluate(folder: str, output: str, *models: str) -> list[dict[str, float]]:
-    """Evaluates models of jaxir and of sentence-transformers (`ST=FOLDER`); returns their scores by task."""
+    """Evaluates models of jaxir, or of sentence-transformers (`ST=FOLDER`); returns scores by task."""
     scores = []
     for number, model in enumerate(models):
         by_st = model.startswith("ST=")

@@ -60,7 +60,7 @@ def test_values_by_hand(folder):
     assert dropped.per_query["RR@10"] == {"1": 0.0, "b": 0.5}
     other = evaluate_collection(CountsWords(), collection, "RR", depth=1, identical_ids="drop")
     assert other.unanswered == 0, "a dropped answer does not count for `depth`"
-    # A query whose own document is not found also gets `depth` documents.
+    # A query that does not find its own document gets `depth` documents, too.
     for depth, count in ((1, 2.0), (2, 4.0)):
         found = evaluate_collection(CountsWords(), collection, "NumRet", depth=depth, identical_ids="drop")
         assert found.values == {"NumRet": count}
@@ -69,7 +69,7 @@ def test_values_by_hand(folder):
 
 
 def test_missing_documents_and_queries_count_as_in_trec_eval(folder, capsys):
-    """A missing document counts as not retrieved, a missing query as without answers."""
+    """A relevant document that is missing counts as not retrieved, a missing query as without answers."""
     (folder / "qrels" / "test.tsv").write_text(QRELS + "b\t9\t1.0\nzz\t1\t1\n")
     (folder / "corpus.jsonl").write_text(CORPUS + CORPUS.splitlines(keepends=True)[0])
     collection = read_collection(folder)
@@ -97,7 +97,8 @@ def needs(path):
 def test_reference_metrics_on_real_documents(tmp_path, capsys):
     """Searches those documents of CACM that have only a title: half of them, which are quick to encode.
 
-    Reference: sentence-transformers 6.2.0, same model and texts, all cosines, scored by trec_eval's code.
+    The expected values are trec_eval's, for all cosines of the same model and texts in sentence-transformers
+    6.2.0.
     """
     original = REAL_DATA / "beir" / "cacm"
     documents = [json.loads(line) for line in (original / "corpus.jsonl").read_text().splitlines()]

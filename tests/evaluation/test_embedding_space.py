@@ -59,7 +59,7 @@ def test_equal_vectors_are_projected_to_a_point(dimension):
     """scikit-learn's t-SNE would crash the process if all vectors are equal."""
     one = np.random.default_rng(0).normal(size=dimension)
     same = np.tile(one / np.linalg.norm(one), (256, 1)).astype(np.float32)
-    same[::2] *= 1 + 1e-7  # lengths that differ by rounding
+    same[::2] *= 1 + 1e-7  # lengths differ only as by rounding
     np.testing.assert_array_equal(embedding_space.project(same), np.zeros((256, 2)))
 
 

@@ -72,7 +72,7 @@ def test_a_cutoff_beyond_the_runs_depth_is_reported(files, folder, capsys):
     assert note in capsys.readouterr().out
     evaluate(**given, metrics="R@5 RR@3 AP")
     assert "more than" not in capsys.readouterr().out
-    # A run that has every document.
+    # This run ranks every document.
     whole = [f"q{i} Q0 d{n} {n} {99 - n} t\n" for i in range(40) for n in range(56)]
     (files / "cut.trec").write_text("".join(whole))
     evaluate(**given, metrics="R@100")
@@ -113,7 +113,7 @@ def test_scoring_a_run_loads_no_jax(files):
 
 
 def write_runs(files):
-    """Three systems on 30 queries of one relevant document; `b` has three seeds."""
+    """Writes runs of three systems on 30 queries with one relevant document each; `b` has three seeds."""
     rng = np.random.default_rng(0)
     hits = {"a": 0.3, "b0": 0.6, "b1": 0.6, "b2": 0.6, "c": 0.35}
     found = {name: rng.uniform(size=30) < share for name, share in hits.items()}

@@ -32,7 +32,7 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(place, minilm_folder) -> dict:
-    """The results that one process of `local_mteb` prints."""
+    """The results that `local_mteb`, run in another process, prints."""
     if not PYTHON.exists():
         pytest.skip("MTEB is not installed: run `make mteb`")
     beir = write_folder(place / "beir", held_out=12)

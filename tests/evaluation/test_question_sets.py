@@ -66,7 +66,7 @@ def test_titles_are_scored_by_capped_recall(tmp_path):
 
 
 def test_the_authors_forums_are_split_as_by_the_authors(tmp_path):
-    """15 % of 13 posts with duplicates are 2, so the newest are held out until the test set has 2."""
+    """The test set gets 15 % of the 13 posts with duplicates, 2: the newest posts, until it has 2 of them."""
     duplicates = {i: [str(i - 5)] for i in range(8, 21) if i != 19}
     duplicates |= {20: ["17", "3"], 6: {"1": {"votedates": []}}}
     write(tmp_path, {"tex/tex_questions.json": json.dumps(posts(duplicates, 20))})

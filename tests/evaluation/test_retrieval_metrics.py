@@ -6,8 +6,8 @@ import pytest
 from jaxir.evaluation.retrieval_metrics import evaluate_run
 from jaxir.retrieval.ranking.runs import rank
 
-# q1: graded; its run has an unjudged document between relevant ones and misses one relevant document.
-# q2: relevant document only at rank 11. q3: judged, no answers. q4: not judged.
+# q1 has graded judgements; its run has an unjudged document between relevant ones, and misses a relevant one.
+# q2's relevant document has rank 11. q3 is judged, but the run has no answers to it. q4 is not judged.
 QRELS = {"q1": {"d1": 2, "d2": 1, "d3": 1, "d4": 0}, "q2": {"d1": 1}, "q3": {"d5": 1}}
 RUN = {
     "q1": {"d2": 9.0, "x": 8.0, "d1": 7.0, "d4": 6.0},

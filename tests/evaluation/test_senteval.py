@@ -21,7 +21,7 @@ FEW = 3
 
 
 class CountsWords:
-    """Vectors of word counts, with the total as the last number."""
+    """Encodes texts as counts of words, with the total count as the last number."""
 
     def encode_queries(self, texts):
         return np.array([[*map(text.split().count, WORDS), len(text.split())] for text in texts], np.float32)
@@ -135,7 +135,7 @@ def test_more_folds_than_rows_are_refused(folder):
 @pytest.mark.long
 @pytest.mark.skipif(MINILM is None or not REAL_DATA.exists(), reason="needs MiniLM and data")
 def test_results_of_sentevals_own_code(tmp_path):
-    """Reference: SentEval's code, same model and texts; versions of scikit-learn differ by tenths."""
+    """Expected are SentEval's results for the same model; versions of scikit-learn differ by tenths."""
     for task in ("TREC", "MRPC"):
         (tmp_path / task).symlink_to(REAL_DATA / task)
     tasks = evaluate(model="st:all-MiniLM-L6-v2", dataset=f"senteval:{tmp_path}")["tasks"]

@@ -68,7 +68,7 @@ def test_incomparable_systems_are_refused(a, b, sentence):
 
 
 def test_confidence_interval_by_hand():
-    # Equal differences have no spread; a resample of 0 and 1 has mean 0, 1/2 or 1.
+    # Four equal differences have no spread; resamples of the differences 0 and 1 have the mean 0, 1/2 or 1.
     zeros = {f"q{i}": 0.0 for i in range(4)}
     assert confidence_interval(dict.fromkeys(zeros, 1.0), zeros) == (1.0, 1.0)
     assert confidence_interval({"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}) == (0.0, 1.0)

@@ -58,7 +58,7 @@ def test_a_collapsed_model_scores_zero(folder):
 
 
 def test_space_by_hand():
-    """Sentences at 0, 90, 180 and 270 degrees, and one at 350, whose nearest is 0."""
+    """Sentences are at 0, 90, 180 and 270 degrees, and one is at 350, whose nearest is the one at 0."""
     degrees = np.deg2rad([0.0, 90.0, 180.0, 270.0, 350.0])
     vectors = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
     rows = np.array([[0, 1], [0, 4], [2, 3], [1, 1]])

@@ -1,4 +1,4 @@
-"""A small model, and flags of experiments on the small folder of tests/conftest.py."""
+"""A small model, and flags of experiments on the small BEIR folder of tests/conftest.py."""
 
 from pathlib import Path
 

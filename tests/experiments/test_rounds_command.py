@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 @pytest.mark.slow
 @pytest.mark.long
 def test_rounds_end_to_end(tmp_path, folder, rounds_flags):
-    """Round 0 trains on negatives of another system's run, round 1 on its own."""
+    """Round 0 trains on negatives from another system's run, round 1 on negatives from its own run."""
     queries = [json.loads(line)["_id"] for line in (folder / "queries.jsonl").read_text().splitlines()]
     documents = [json.loads(line)["_id"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
     ranked = (f"{q} Q0 {d} {n} {100 - n} bm25\n" for q in queries for n, d in enumerate(documents[:10], 1))

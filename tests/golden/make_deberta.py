@@ -30,7 +30,7 @@ from sentence_transformers import models as st_modules
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 NAME, CROSS, MAX_LENGTH, PIECES = "deberta", "cross_deberta", 40, 80
-# The shared table of distances, the norm of distances, and projections of tokens and distances.
+# Gradients are saved of the shared table of distances, their norm, and projections of tokens and distances.
 WITH_GRADIENTS = (
     "encoder.rel_embeddings",
     "encoder.LayerNorm",
@@ -66,7 +66,7 @@ VARIANTS = {
 
 
 def config(**more: object) -> transformers.DebertaV2Config:
-    """Returns a small v3, with so few buckets that some distances in a text share one."""
+    """Returns a small DeBERTa-v3, with so few buckets that some distances in a text share one."""
     shape = {
         "vocab_size": VOCAB,
         "hidden_size": WIDTH,

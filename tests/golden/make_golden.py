@@ -79,7 +79,7 @@ def randomize(model: torch.nn.Module) -> None:
         stddev = 0.3 if parameter.ndim == 1 else 1.0 if is_table else parameter.shape[-1] ** -0.5
         parameter.data = centre + stddev * torch.randn_like(parameter)
     for name, buffer in model.named_buffers():
-        if name.endswith("layer_scalar"):  # a scale of EmbeddingGemma 2's layers
+        if name.endswith("layer_scalar"):  # each layer of EmbeddingGemma 2 has this scale
             buffer.copy_(torch.rand_like(buffer) + 0.5)
 
 

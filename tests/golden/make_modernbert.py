@@ -16,7 +16,7 @@ from sentence_transformers import models as st_modules
 from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
 
 NAME = "modernbert"
-# Modules of global and local layers.
+# Modules of global and local layers whose gradients are saved.
 WITH_GRADIENTS = ("embeddings.tok_embeddings", "layers.0.attn.Wqkv", "layers.4.mlp.Wi", "layers.5.attn.Wqkv")
 
 

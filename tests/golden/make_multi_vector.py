@@ -142,7 +142,7 @@ def of_sentence_transformers() -> None:
 
 
 class Given(torch.nn.Module):
-    """A model whose vectors of tokens are given."""
+    """Stands for a model whose vectors of tokens are given in the features."""
 
     skiplist, do_query_expansion = (), False
 
@@ -164,7 +164,7 @@ def columns_of_tokens() -> tuple[list[dict], torch.Tensor]:
 
 
 def save_losses(path: Path, losses: dict, *, factors: dict) -> None:
-    """Saves vectors, masks, teacher's scores, and each loss with its gradient by the vectors."""
+    """Saves vectors, masks, teacher's scores, and each loss with the gradients of the vectors."""
     columns, scores = columns_of_tokens()
     arrays = {f"mask_{i}": column["attention_mask"].numpy() for i, column in enumerate(columns)}
     arrays |= {f"vectors_{i}": c["token_embeddings"].detach().numpy() for i, c in enumerate(columns)}
@@ -198,7 +198,7 @@ def losses_of_sentence_transformers() -> None:
             },
             "xtr_kl": losses.MultiVectorDistillKLDivLoss(Given(), similarity_fct=scoring.XTRKDScores(16)),
         },
-        factors={"kl": 4.0},  # this loss multiplies by the temperature squared
+        factors={"kl": 4.0},  # sentence-transformers multiplies this loss by the temperature squared
     )
 
 

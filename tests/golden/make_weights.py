@@ -73,7 +73,7 @@ def save_model(name: str, kind: str, config: transformers.PretrainedConfig) -> N
         for dtype in ("float16", "bfloat16"):
             half = copy.deepcopy(model).to(getattr(torch, dtype))
             half.save_pretrained(directory / dtype, safe_serialization=False)
-    # Only the weights of the other folders are read.
+    # Tests read only the weights of the other folders.
     for extra in (*directory.glob("*/*config.json"), directory / "generation_config.json"):
         extra.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Models that the tests of exports use."""
+"""Models for the tests of exports."""
 
 import dataclasses
 import shutil
@@ -51,7 +51,7 @@ def save_model() -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def save_cross_encoder() -> Callable[..., str]:
-    """Writes a cross-encoder, with the head that it has or a new one, and returns its directory."""
+    """Writes a cross-encoder, with its own head or a new one, and returns its directory."""
 
     def save(directory: Path, source: str, **settings) -> str:
         lengths = {"query_max_length": 12, "passage_max_length": 28}

@@ -1,6 +1,6 @@
 """Writes T5X checkpoints byte by byte from the description of the format, without jaxir.
 
-msgpack gives the index, gzip the chunks; version 2 as T5X wrote it until 2021, version 3 as it does since.
+msgpack packs the index, gzip the chunks. T5X wrote version 2 until 2021, and has written version 3 since.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""DeBERTa beyond what all backbones are tested for: attention by hand, gradients, tokens, config.json."""
+"""Tests for DeBERTa alone: attention by hand, gradients, tokens, and config.json."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Today's families equal transformers' (golden/make_families.py), and so do folders in older forms."""
+"""Models of today's families, also in folders of older forms, equal transformers' (make_families.py)."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Lengths, prompts and modules of sentence-transformers' folders: read as it reads them, or refused."""
+"""Lengths, prompts and modules of folders are read as sentence-transformers reads them, or refused."""
 
 import dataclasses
 import json

@@ -90,7 +90,7 @@ def test_ten_thousand_texts_have_the_ids_of_sentencepiece(sentencepiece_folder):
 def test_ten_thousand_texts_with_other_normalisers(normalizer, minilm_folder, tmp_path):
     library = Library.from_file(str(minilm_folder / "tokenizer.json"))
     library.normalizer = normalizer
-    # Padding other than 0, two tokens before a text, and an added token that is the prefix of another.
+    # The padding id is not 0, texts follow two tokens, and an added token is the prefix of another one.
     library.add_special_tokens(["[MASK]!", "<q>"])
     library.post_processor = processors.TemplateProcessing(
         single="[CLS] <q> $A [SEP]", special_tokens=[("[CLS]", 101), ("<q>", 30523), ("[SEP]", 102)]

@@ -1,4 +1,4 @@
-"""Weights that are only used in bfloat16 are kept in it, and loading needs little more than their bytes."""
+"""Weights that are only used in bfloat16 are kept so, and loading needs little more than their bytes."""
 
 import os
 import subprocess

@@ -63,7 +63,7 @@ class _Sets:
 
 
 def made_by_hand(pattern: bytes, protocol: bytes = b"\x80\x02"):
-    """The instructions of `pattern`, with MARKER replaced by the text of a path."""
+    """Returns the pickle instructions of `pattern`, with MARKER replaced by the text of a path."""
     return lambda marker: protocol + pattern.replace(b"MARKER", text(marker)) + b"."
 
 

@@ -307,7 +307,7 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
 
 
 def test_model_from_scratch_has_the_architecture_and_new_parameters(tmp_path):
-    """A folder's configuration and tokenizer suffice."""
+    """A folder needs only a configuration and a tokenizer for this."""
     change, whole = {"projection": 8, "scan_layers": True}, GOLDEN / "roberta"
     folder = shutil.copytree(whole, tmp_path / "folder", ignore=shutil.ignore_patterns("*.safetensors"))
     found = Pretrained(source=f"hf:{whole}", **change).build(seed=1)

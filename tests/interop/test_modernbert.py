@@ -1,4 +1,4 @@
-"""ModernBERT beyond what all backbones are tested for: forms of config.json, other heads."""
+"""Tests for ModernBERT alone: forms of config.json, and other heads."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Folders of PEFT: their vectors are PEFT's (golden/make_peft.py), and they survive a round trip."""
+"""Models in folders of PEFT give PEFT's vectors (golden/make_peft.py), and survive a round trip."""
 
 import json
 import shutil

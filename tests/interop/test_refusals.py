@@ -57,7 +57,7 @@ def module(number: int, **entries) -> Spoil:
 
 
 def normalized(folder: Path) -> None:
-    """Adds a Normalize that reads something else than the vectors of texts."""
+    """Adds a Normalize module that reads something other than the vectors of texts."""
     add_normalize(folder)
     change(folder / "3_Normalize" / "config.json", module_input_name="token_embeddings")
 

@@ -1,4 +1,4 @@
-"""Folders with every module of sentence-transformers have its vectors, and so has what jaxir writes."""
+"""Folders with each module of sentence-transformers, and jaxir's own folders, give its vectors."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_modules_that_are_not_supported_are_refused(name, file, entries, message
     folder = module_folder(name, tmp_path)
     change(folder / file, **entries)
     if message is None:
-        DualEncoder.load(f"st:{folder}")  # the other cases change a folder that loads
+        DualEncoder.load(f"st:{folder}")  # guard: the folder that the other cases change loads
         return
     with pytest.raises(UserError, match=message):
         DualEncoder.load(f"st:{folder}")

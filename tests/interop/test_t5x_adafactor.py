@@ -1,8 +1,9 @@
-"""jaxir's Adafactor takes the steps that T5X's takes: its equations, written out in numpy, against optax.
+"""jaxir's Adafactor takes the same steps as T5X's, whose equations are written out in numpy here.
 
-Shazeer and Stern 2018, algorithms 4 and 5, with T5X's settings: second moments decay by 1 - t^-0.8, are
-factored where both dimensions are at least 128, have 1e-30 added; updates are clipped to a root mean square
-of 1, then multiplied by the learning rate and by that of the parameter (at least 1e-3). No momentum.
+Shazeer and Stern 2018, algorithms 4 and 5, with T5X's settings. Second moments decay by 1 - t^-0.8, have
+1e-30 added, and are factored where both dimensions are at least 128. Updates are clipped to a root mean
+square of 1, then multiplied by the learning rate and by the parameter's root mean square (at least 1e-3).
+There is no momentum.
 """
 
 import jax
@@ -30,7 +31,7 @@ def rms(x: np.ndarray) -> np.float64:
 
 
 def t5x_step(param, gradient, slots, step: int, learning_rate: float):
-    """One step (from 0) of one parameter; `slots` is {"v_row", "v_col"} or {"v"}, zeros at first."""
+    """Returns a parameter and its slots after a step (from 0); slots are v_row and v_col, or v; first 0."""
     decay = 1.0 - (step + 1.0) ** -0.8
     squared = np.square(gradient) + 1e-30
     if "v" in slots:

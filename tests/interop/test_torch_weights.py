@@ -117,7 +117,7 @@ def test_views_of_one_storage_are_read_by_any_slice():
 def test_six_gigabyte_file_is_read_by_slices(tmp_path):
     numbers, size = 3 << 29, 6 << 30
     pickled = state(w=tensor(count=numbers, shape=(numbers // 1024, 1024), strides=(1024, 1)))
-    # The archive that torch would write, but with a hole in the file instead of the numbers.
+    # This is the archive that torch would write, but a hole in the file stands for the numbers.
     with zipfile.ZipFile(tmp_path / BIN, "w") as archive:
         archive.writestr("pytorch_model/data.pkl", pickled)
         with archive.open("pytorch_model/data/0", "w", force_zip64=True) as member:

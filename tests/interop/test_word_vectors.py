@@ -60,7 +60,7 @@ def test_vectors_of_texts_are_averages_of_gensim(name, vectors, files):
     found = encode(f"w2v:{files[name]}", texts)
     assert np.abs(found[0] - found[1]).max() > 0.01
     np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_array_equal(found[-2:], 0)  # texts without a known word
+    np.testing.assert_array_equal(found[-2:], 0)  # texts without a known word get zeros
 
 
 def test_cased_word_vectors_are_not_lower_cased(tmp_path):

@@ -12,7 +12,7 @@ from jaxir.losses.samtone import samtone
 
 
 def both_directions(case, *, temperature, same_query=False, same_passage=False, one_sum=False):
-    """Mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; with same-tower terms, eq. 2.
+    """Returns the mean -log softmax of both directions: Moiseev et al. 2023, eq. 1; same-tower terms, eq. 2.
 
     With `one_sum` the terms of both towers are in the denominator of the first direction.
     """
@@ -103,7 +103,7 @@ def hard_negatives_of(case, i):
 
 
 def slope_along(loss, case, name, direction, step=1e-6):
-    """The derivative of `loss` along `direction` in the array `name`, by central differences."""
+    """Returns the derivative of `loss` along `direction` in the array `name`, by central differences."""
     up = loss(case | {name: case[name] + step * direction})
     down = loss(case | {name: case[name] - step * direction})
     return (up - down) / (2 * step)

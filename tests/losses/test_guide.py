@@ -1,4 +1,4 @@
-"""A guide masks negatives of every loss: against loops, sentence-transformers and a dense computation."""
+"""A guide masks negatives of every loss, as in loops, sentence-transformers and a dense computation."""
 
 import functools
 from pathlib import Path

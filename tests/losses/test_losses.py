@@ -1,4 +1,4 @@
-"""In-batch losses and Matryoshka against loops over the papers' equations: values, gradients and masks."""
+"""In-batch losses and Matryoshka, compared with loops over equations: values, gradients and masks."""
 
 import functools
 from pathlib import Path

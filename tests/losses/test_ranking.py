@@ -1,4 +1,4 @@
-"""Losses of lists and of a teacher's scores against numpy transcriptions of their equations."""
+"""Losses of lists and of a teacher's scores, compared with their equations in numpy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""NT-Xent, margin, triplet and binary cross-entropy against loops over Wang 2022's equations."""
+"""NT-Xent, margin, triplet and binary cross-entropy, compared with loops over Wang 2022's equations."""
 
 import functools
 
@@ -125,7 +125,7 @@ def test_power_has_a_finite_gradient_at_orthogonal_texts():
 
 
 def test_a_batch_without_negatives_costs_nothing():
-    """All texts are duplicates of each other."""
+    """All texts of the batch are duplicates of each other."""
     key = jnp.ones((3, 2), jnp.int32)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
     for loss in (nt_xent, triplet):

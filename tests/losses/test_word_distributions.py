@@ -1,4 +1,4 @@
-"""Losses of word distributions against numpy transcriptions of Ma et al. 2022's equations, in float64."""
+"""Losses of word distributions, compared with Ma et al. 2022's equations in float64 numpy."""
 
 import functools
 
@@ -91,7 +91,7 @@ def test_texts_with_equal_keys_are_not_negatives():
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 30.0, 300.0])
 def test_divergences_and_gradients_at_small_probabilities(scale):
-    """Against float64, from nearly uniform probabilities to those that float32 rounds to 0."""
+    """Probabilities go from nearly uniform ones to those that float32 rounds to 0; float64 is exact."""
     first, second = logits(4, 300, scale), logits(6, 300, scale, seed=1)
     second = second.at[0].set(first[0])
     weights = jnp.asarray(np.random.default_rng(2).normal(size=(4, 6)), jnp.float32)
@@ -107,7 +107,7 @@ def test_divergences_and_gradients_at_small_probabilities(scale):
     assert found[0, 0] == 0 and np.min(found) >= 0 and np.max(found) <= np.log(2) + 1e-6
 
     def numpy_slope(z, p, q, weights):
-        """d/dz sum_k w_k JS(p(z), q_k), through log p, then through sigmoid and its sum."""
+        """Returns d/dz sum_k w_k JS(p(z), q_k), by the chain rule for log p, the sigmoid and its sum."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             by_log_p = sum(
                 w * np.nan_to_num(p * (np.log(p) - np.log((p + b) / 2))) / 2

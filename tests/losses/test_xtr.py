@@ -11,7 +11,7 @@ from jaxir.costs import work
 from jaxir.losses import TokenVectors
 from jaxir.runtime.partitioning import MeshConfig
 
-ROWS, EMPTY, WITHOUT_TOKENS = 8, 2, 3  # EMPTY: a passage, WITHOUT_TOKENS: a query, without tokens
+ROWS, EMPTY, WITHOUT_TOKENS = 8, 2, 3  # rows; a passage without tokens, a query without tokens
 SETTINGS = {"bidirectional": False, "temperature": 0.1, "xtr_k": 9}
 
 

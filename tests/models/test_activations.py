@@ -1,4 +1,4 @@
-"""GELU and its slope against the definition, in float32 and bfloat16."""
+"""GELU and its slope, compared with the definition, in float32 and bfloat16."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ both = pytest.mark.parametrize(
 
 
 def errors(function, x, definition):
-    """Largest and root mean square errors of values and slopes, float64 [2] each."""
+    """Returns the largest and the root mean square errors, each float64 [2]: of values and of slopes."""
     gradient = jax.jit(jax.grad(lambda x: function(x).astype(jnp.float32).sum()))
     found = [np.asarray(f(x), np.float64) for f in (jax.jit(function), gradient)]
     wrong = np.abs(np.stack(found) - np.stack(definition(np.asarray(x, np.float64))))

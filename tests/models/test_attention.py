@@ -1,4 +1,4 @@
-"""Attention against float64 loops: every feature, and combinations of them."""
+"""Attention, compared with float64 loops: every feature, and combinations of features."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Cross-encoders: pairs joined on the device equal those of the tokenizers; dropout."""
+"""Cross-encoders: pairs of texts joined on the device equal the tokenizers' pairs; dropout."""
 
 import json
 import shutil

@@ -47,7 +47,7 @@ def test_greedy_tokens_equal_transformers(name):
     ends = (expected == EOS).any(1)
     assert ends.any() and not ends.all()
     how = Decoding(max_new_tokens=NEW_TOKENS)
-    # Generate with a row of padding, which gets no output; then one by one, without padding.
+    # Generate for a batch with a row of padding, which gets no output; then row by row, without padding.
     padded = np.concatenate([source, np.zeros_like(source[:1])])
     np.testing.assert_array_equal(generate(model, padded, how)[:, 0], np.pad(expected, ((0, 1), (0, 0))))
     for row, tokens in zip(source[:2], expected, strict=False):
@@ -77,7 +77,7 @@ def test_incremental_decoding_equals_teacher_forcing():
 
     @nnx.jit
     def both(model, source, target):
-        # Two outputs of each source share its memory.
+        # The two targets of each source share the source's memory.
         whole = model(jnp.repeat(source, 2, axis=0), target)
         memory, caches = model.remember(source), model.decoder.empty_caches(4, 140)
 

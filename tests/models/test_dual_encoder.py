@@ -68,7 +68,7 @@ def test_heads_equal_a_plain_transcription(pooling, activation, similarity):
 
 @pytest.mark.parametrize("scan", [False, True], ids=["listed", "scanned"])
 def test_poolings_of_two_layers_average_them(scan):
-    """The output of the first block is that of an encoder of one block."""
+    """The first block's output is taken from an encoder with only one block."""
     deep = dataclasses.replace(BERT, num_layers=3, scan_layers=scan)
     model = DualEncoderModel(DualEncoderConfig(backbone=deep, similarity="dot"), rngs=nnx.Rngs(0))
     one = DualEncoderConfig(backbone=ONE, similarity="dot")
@@ -246,7 +246,7 @@ def test_exported_programs_take_batches_of_any_shape(kind):
 
 @pytest.mark.parametrize("how", ["mean", "cls", "max", "weightedmean", "lasttoken", "mean_sqrt_len_tokens"])
 def test_each_row_leaves_out_as_many_tokens_as_its_prompt_has(how):
-    """A row's number pools it as if all rows had that number; 0 and all of a row's tokens are tested, too."""
+    """A row is pooled as if all rows left out as many tokens as it does: none, some, or all of its tokens."""
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(5, 6, 3)), jnp.float32)
     mask = jnp.arange(6)[None] < jnp.array([6, 4, 6, 3, 0])[:, None]
     counts = [0, 2, 5, 3, 1]

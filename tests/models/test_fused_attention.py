@@ -1,4 +1,4 @@
-"""TPU kernels of attention, interpreted: values and gradients against the definition, also on meshes."""
+"""TPU kernels of attention, interpreted: values and gradients are those of the definition, also on meshes."""
 
 import dataclasses
 import functools
@@ -169,12 +169,12 @@ def test_bfloat16_is_as_near_as_without_kernels(as_on_tpus):
         assert a.dtype == b.dtype
         off = [np.linalg.norm(np.asarray(x, np.float32) - np.asarray(c, np.float32)) for x in (a, b)]
         assert 0 < off[0] < 1.25 * off[1]
-        # The relative error of numbers with eight bits.
+        # The bound is the relative error of numbers with eight bits, such as bfloat16.
         assert off[1] < 2**-7 * np.linalg.norm(np.asarray(c, np.float32))
 
 
 def test_an_encoder_trains_with_kernels_under_any_remat(as_on_tpus):
-    """T5 on a mesh that splits texts and heads, against attention without kernels."""
+    """T5 on a mesh that splits texts and heads gives the same with kernels as without."""
     ids = jnp.asarray(np.where(MASK, RNG.integers(1, 50, MASK.shape), 0), jnp.int32)
     whole = MeshConfig(**BOTH).build()
 

@@ -1,4 +1,4 @@
-"""TPU kernels of gated feed-forward layers, interpreted: values and gradients against XLA's."""
+"""TPU kernels of gated feed-forward layers, interpreted: values and gradients are those of XLA."""
 
 import dataclasses
 

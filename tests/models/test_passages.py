@@ -1,4 +1,4 @@
-"""Sources of several passages (Fusion-in-Decoder) against transformers."""
+"""Sources of several passages (Fusion-in-Decoder), compared with transformers."""
 
 import functools
 

@@ -24,7 +24,7 @@ def test_dropout_has_its_rate_along_every_axis(rate):
         shares = dropped.mean(axes)
         deviation = (rate * (1 - rate) * shares.size / dropped.size) ** 0.5
         assert np.abs(shares - rate).max() < 5 * deviation
-        if shares.size > 50:  # shares spread as much as chance, neither more nor less
+        if shares.size > 50:  # shares spread as much as by chance, neither more nor less
             assert 0.8 * deviation < shares.std() < 1.2 * deviation
 
 

@@ -33,7 +33,7 @@ from tests.objectives.unlabelled import (
 
 
 def numpy_projector(projector, x):
-    """Returns the projection of appendix A.1 of float64 [B, D]."""
+    """Returns appendix A.1's projection of float64 vectors [B, D]."""
     kernels = [np.asarray(layer.kernel[...], np.float64) for layer in (projector.inner, projector.outer)]
     hidden = x @ kernels[0]
     hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)

@@ -140,6 +140,6 @@ def test_a_loss_or_an_objective_that_ignores_the_guide_is_refused(models, batch)
 
     with pytest.raises(UserError, match="unexpected keyword argument 'guide'"):
         Guided(guide=SOURCE, loss=unaware)
-    objective = Guided(guide=SOURCE, loss=LOSS)  # DiffCSE calls `loss_of` of its contrastive objective
+    objective = Guided(guide=SOURCE, loss=LOSS)  # DiffCSE calls its contrastive part's `loss_of`
     with pytest.raises(UserError, match="cannot be the contrastive part of another objective"):
         objective.loss_of(objective.embed(models[0], batch), batch)

@@ -94,7 +94,7 @@ def test_the_loss_is_equation_6(name):
 @pytest.mark.slow
 def test_the_contrast_alone_reaches_the_encoder():
     model, batch, key = make_model(), batch_of(make_texts()), jax.random.key(2)
-    # With this weight no other loss gives gradients as large.
+    # The weight is so large that no other loss gives gradients as large.
     objective = CPDAE(weight=1e20)
     _, gradients = gradients_of("model", objective, model, made(objective, model), batch, key)
     for path, gradient in gradients.items():

@@ -84,7 +84,7 @@ class Corpus:
 
 
 def value_and_grad(objective, model, auxiliary, batch, key):
-    """Loss, metrics, and the gradients {name: array} of model and auxiliary."""
+    """Returns loss, metrics, and the gradients {name: array} of model and auxiliary."""
     graphs, states = zip(*(nnx.split(m) for m in (model, auxiliary)), strict=True)
 
     def loss_of(states, batch, key):
@@ -100,7 +100,7 @@ def value_and_grad(objective, model, auxiliary, batch, key):
 
 
 def gradients_of(part, objective, model, auxiliary, batch, key):
-    """Loss, and the gradients {name: array} of only the "model" or the "auxiliary": a smaller program."""
+    """Returns the loss, and the gradients {name: array} of only "model" or "auxiliary": a smaller program."""
     modules = {"model": model, "auxiliary": auxiliary}
     graphs = {name: nnx.graphdef(module) for name, module in modules.items()}
     states = {name: nnx.state(module) for name, module in modules.items()}

@@ -78,9 +78,9 @@ def test_advice_names_the_smallest_changes_that_are_enough():
     assert found(32, slices=2)[-1].settings == larger | {"slices": 1}
     assert found(32, data=4)[0].settings == {"fsdp": 2, "data": -1}
     assert [c.words for c in found(32, without="remat")][:2] == ["fsdp=2", "chunks=4"]
-    # With little memory only several changes at once fit; none is a superset of another.
+    # With little memory, a step fits only after several changes at once; no advice includes another advice.
     tight = found(9)
     assert tight[0].words.startswith("fsdp=4, chunks=")
     assert all("fsdp" in change.settings for change in tight)
-    (other,) = found(0.1)  # another chip, with more memory
+    (other,) = found(0.1)  # advises another chip, with more memory
     assert other.settings == {"topology": "v5p:2x2x1", "prices": None}

@@ -1,4 +1,4 @@
-"""Plans of generation: counts against hand calculation, and the TPU's own compiler."""
+"""Plans of generation, compared with counts by hand and with the TPU's own compiler."""
 
 import re
 from pathlib import Path

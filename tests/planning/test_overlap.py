@@ -1,4 +1,4 @@
-"""Overlap of communication, for schedules as a TPU's compiler writes them, against hand calculation."""
+"""Overlap of communication in schedules as a TPU's compiler writes them, compared with results by hand."""
 
 import types
 

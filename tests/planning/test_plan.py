@@ -1,4 +1,4 @@
-"""Plans of a small dual encoder, against shapes, hand calculation and XLA."""
+"""Plans of a small dual encoder, compared with shapes, results by hand, and XLA."""
 
 import dataclasses
 import functools
@@ -346,6 +346,6 @@ def test_shipped_step_gathers_no_activations(compiled):
     found = collectives.read(done.program, step.partitioner.mesh)
     assert sum(c.count for c in found if c.kind == "all-gather") > 10 * LAYERS
     assert run_plan.warn(found, BATCH, LENGTHS) == []
-    # Guards the warning against other names of differentiated operations in JAX.
+    # Guard: the warning recognises differentiated operations by "jvp(" in their names, which JAX may change.
     named = [c for c in found if c.source.startswith("jit(")]
     assert sum("jvp(" in c.source for c in named) > len(named) / 2 > 1

@@ -1,4 +1,4 @@
-"""Loops, collectives, operations and bytes read from compiled programs, against known numbers."""
+"""Loops, collectives, operations and bytes that are read from compiled programs equal known numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_loop_counts_as_often_as_it_iterates(mesh, unroll):
     assert sum(c.count for c in found) == OUTER * INNER
     assert {c.kind for c in found} == {"all-reduce"}
     assert sum(c.bytes * c.count for c in found) == OUTER * INNER * (B // 2) * E * 4
-    # A ring of two sends half of the array twice.
+    # Each device of a ring of two sends half of the array twice.
     assert sum(c.traffic for c in found) == OUTER * INNER * (B // 2) * E * 4
 
 

@@ -123,7 +123,7 @@ def save_model(directory, *, seed: int) -> str:
 
 @pytest.fixture(scope="session")
 def toy() -> types.SimpleNamespace:
-    """The functions above, because test files cannot import this one."""
+    """Passes the functions above to tests, because test files cannot import this file."""
     functions = (random_texts, write_jsonl, write_corpus, write_queries, write_qrels, encode, run_processes)
     functions += (save_model, nearest, stored)
     return types.SimpleNamespace(max_length=MAX_LENGTH, **{f.__name__: f for f in functions})

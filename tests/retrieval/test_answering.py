@@ -109,11 +109,11 @@ def test_targets_are_drawn_again_at_each_step(data):
         for source, target in zip(batch["source_ids"], batch["target_ids"], strict=True):
             question = next(q for q, ids in ends.items() if np.array_equal(ids, source))
             drawn[question].add(tokenizer.decode(target[target != 0]))
-    # Every answer is drawn, and for each question only its own.
+    # Every answer of a question is drawn, and no other question's answer.
     cut = {q: [*map(tokenizer.decode, tokenizer.encode_batch(ANSWERS[q], max_length=6))] for q in drawn}
     expected = {q: set(texts) for q, texts in cut.items()}
     assert drawn == expected and len(expected["q0"]) == 3
-    for start in (0, 7):  # batches are a function of the step, with any number of processes
+    for start in (0, 7):  # batches depend on the step alone, with any number of processes
         how = {"batch_size": 2, "seed": 3, "start_step": start}
         later = dataset.batches(**how)
         parts = [again.batches(**how, process_index=i, process_count=2) for i in (0, 1)]

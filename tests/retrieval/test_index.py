@@ -211,7 +211,7 @@ def test_flipped_bit_in_any_file_is_reported(tmp_path, toy, engine):
     assert {"ids.json", "index.json", "documents.jsonl", "documents-offsets.npy"} < set(names)
     for name in names:
         content = bytearray((place / name).read_bytes())
-        content[-2] ^= 1  # a digit, a bracket or a number, so that the file can still be parsed
+        content[-2] ^= 1  # changes a digit, a bracket or a float, so that most files can still be parsed
         (place / name).write_bytes(content)
         with pytest.raises(UserError, match="damaged"):
             load_index(place)

@@ -25,7 +25,7 @@ from jaxir.retrieval.indexes.milvus_index import INSIDE, MilvusIndex
 from jaxir.retrieval.ranking.runs import read_run
 
 COUNT, DIMENSION = 3000, 16
-# Opens an index while a log file is configured, searches, closes, and keeps the index open again.
+# Opens an index while a log file is configured, searches and closes it, then opens it again for good.
 USER = """
 import logging, sys, threading
 import numpy as np

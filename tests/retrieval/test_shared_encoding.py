@@ -101,7 +101,7 @@ def test_worker_refuses_another_model(toy, small_model, other_model, encoder):
 
 
 def test_user_errors_of_workers_are_returned():
-    """Errors of the start, of a call, and of the reader of windows."""
+    """Errors may come from a worker's start, from its calls, and from the reader of windows."""
 
     def result(worker, window) -> str:
         started = cluster._WorkerProcess(pickle.dumps(worker))

@@ -98,7 +98,7 @@ def assert_same_run(ours: Path, theirs: Path, step: int) -> None:
 def test_a_bucket_run_killed_while_saving_resumes_and_is_a_model(bucket, start, recipe, tmp_path):
     train = f"train --gin_file={recipe} --output_dir="
 
-    # From the first array of checkpoint 6 on the bucket refuses writes; then the process is killed.
+    # From the first array of checkpoint 6 on, the bucket refuses writes; then the process is killed.
     amid_saving = threading.Event()
 
     def admit(name: str) -> bool:

@@ -100,5 +100,5 @@ def test_a_suspended_trainer_loses_its_bucket_to_another_and_destroys_nothing(st
         sleeper.send_signal(signal.SIGCONT)
         _, said = sleeper.communicate(timeout=280)
         assert sleeper.returncode == 1 and "this process no longer trains in gs://bucket/run" in said, said
-        # Parts of a checkpoint that it had begun to write may still arrive.
+        # Parts of a checkpoint that the sleeping process had begun to write may still arrive.
         assert {name: bucket.get(name) for name in before} == before

@@ -41,7 +41,7 @@ print(json.dumps([runner.call(function, ids).tolist(), len(calls)]))
 def encoded(
     home: Path, folder: Path, which: str = "counted", device: int = 0, **environment: str
 ) -> tuple[list, int]:
-    """The vectors of a new process on one of its two devices, and how often it traced the function."""
+    """Returns a new process's vectors, from one of its two devices, and how often it traced the function."""
     flags = os.environ["JAXIR_QUICK_XLA_FLAGS"] + " --xla_force_host_platform_device_count=2"
     env = os.environ | {"XDG_CACHE_HOME": str(home), "XLA_FLAGS": flags} | environment
     if "JAX_COMPILATION_CACHE_DIR" not in environment:

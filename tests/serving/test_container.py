@@ -62,7 +62,7 @@ def test_probes_call_the_open_path_on_the_right_port():
 
 @pytest.mark.slow
 def test_server_runs_without_a_home_and_answers_probes(tmp_path, world):
-    """/proc is writable for nobody, not even for root."""
+    """The home is in /proc, where nobody can write, not even root."""
     environment = {"PATH": os.environ["PATH"], "HOME": "/proc/home", "PYTHONPATH": str(ROOT)}
     environment |= {"XDG_CACHE_HOME": "/proc/cache", "JAX_PLATFORMS": "cpu", "JAXIR_API_KEY": "secret"}
     entry = [sys.executable, *command_of("ENTRYPOINT")[1:-1], "--port=0", f"--model={world.model}"]

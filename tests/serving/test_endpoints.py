@@ -133,7 +133,7 @@ def test_models_are_listed(service, world):
     model, reranker = answer["data"]
     assert (model["kind"], model["dimension"], reranker["kind"]) == ("embedding", 32, "reranker")
     assert model["prompts"] == ["query", "passage"]
-    status, alone = ask(service, f"/v1/models/{model['id']}")  # starts another application
+    status, alone = ask(service, f"/v1/models/{model['id']}")  # `ask` starts an application each time
     assert status == 200 and alone | {"created": 0} == model | {"created": 0}
     status, answer = ask(service, "/v1/models/gpt")
     assert status == 404 and answer["error"]["message"].startswith("there is no model 'gpt'; give one of")

@@ -92,7 +92,7 @@ def assert_only_rows_weights_and_gradients_travel(name, sizes, found):
     assert not [c for c in over_data if not allowed(*c, weights, gradients)]
     lengths = {worker.QUERY_LENGTH, worker.PASSAGE_LENGTH}
     for kind, shape, *_ in over_data:
-        if len(shape) > 1 and lengths & set(shape):  # gradients of position biases
+        if len(shape) > 1 and lengths & set(shape):  # these are gradients of position biases
             assert kind == "all-reduce" and shape[-1] == shape[-2]
     gathered = [(shape, axes) for kind, shape, axes, _ in over_data if kind == "all-gather"]
     assert any(shape == (worker.BATCH, worker.DIMENSION) for shape, _ in gathered)

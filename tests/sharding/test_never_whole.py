@@ -37,11 +37,11 @@ def test_a_process_holds_writes_and_reads_its_half(reports):
         assert report["written"] < 0.6 * report["model"]
         assert 0.35 * report["model"] < report["restored"] < 0.6 * report["model"]
         assert report["same after restoring"] and report["laid out as planned"]
-        # safetensors
+        # Reading from safetensors.
         assert report["read"] == pytest.approx(report["model"] / 2, rel=0.01)
         assert report["largest read"] < report["model"] / 30
         assert report["as in the file"]
-        # a model directory
+        # Writing a model directory.
         assert 0.3 * report["model"] < report["written of the model"] < 0.6 * report["model"]
         assert report["same after loading"]
 

@@ -1,4 +1,4 @@
-"""bm25s against Lucene: the same words, and the same scores but for Lucene's rounding of lengths."""
+"""bm25s gives Lucene's words, and its scores except for Lucene's rounding of lengths."""
 
 import collections
 import json

@@ -120,7 +120,7 @@ def test_feedback_expands_queries(sidecar, tmp_path):
 
 @pytest.mark.slow
 def test_impacts_equal_pyserinis(sidecar, tmp_path, anserini, anserini_index):
-    """Compared with the Java programs behind `pyserini.index.lucene` and its searches."""
+    """The reference is the Java programs that `pyserini.index.lucene` and Pyserini's searches run."""
     rng = random.Random(2)
     vectors = {f"d{i}": {t: rng.randint(1, 255) for t in rng.sample(WORDS, 6)} for i in range(300)}
     queries = [{t: rng.randint(1, 90) for t in rng.sample(WORDS, 3)} for _ in range(20)]

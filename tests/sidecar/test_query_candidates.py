@@ -49,7 +49,7 @@ def test_ranks_are_those_of_the_first_passage_with_an_answer(folder):
     assert found["q1"].ranks == [1, 2, 2] and found["q1"].depth == 3
     assert (found["q2"].passages, found["q2"].ranks) == (["blood"], [1])
     assert (found["q3"].outputs, found["q3"].passages, found["q3"].ranks) == ([""], [None], [None])
-    # `search` finds the same with each query.
+    # `search` finds the same passage for each query.
     write(folder / "q.jsonl", [{"_id": str(n), "text": text} for n, text in enumerate(found["q1"].queries)])
     search = [f"--index={folder}/index", f"--queries={folder}/q.jsonl", f"--output={folder}/run", "--k=1"]
     assert cli.main("jaxir.search:search", search) == 0

@@ -121,7 +121,7 @@ def test_slow_pipe_is_read_to_its_end_twice(tmp_path):
 
     writer = threading.Thread(target=write)
     writer.start()
-    for _ in range(2):  # Commands count their input before they read it.
+    for _ in range(2):  # a pipe can be read twice: commands count, then read
         assert list(numbered_lines(tmp_path / "pipe")) == [(1, b"0"), (2, b"1"), (3, b"2")]
     writer.join()
 

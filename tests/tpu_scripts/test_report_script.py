@@ -18,7 +18,7 @@ def test_a_report_is_measured_and_copied(cloud, tmp_path):
     assert done.stdout.endswith("# both parts\n")
     assert (tmp_path / "the report.md").read_text() == "# both parts\n"
     assert "is ACTIVE: it costs money" in done.stderr
-    assert "the job is complete on all workers" in cloud.ok("resume.sh").stderr  # this job trained
+    assert "the job is complete on all workers" in cloud.ok("resume.sh").stderr  # the training job
 
 
 def measuring(cloud, tmp_path):

@@ -1,4 +1,4 @@
-"""An objective with trained and frozen parameters and averages, for tests and their gin files."""
+"""An objective that has trained and frozen parameters and averages, for tests and their gin files."""
 
 import dataclasses
 

@@ -49,7 +49,7 @@ def test_the_first_of_equally_good_checkpoints_is_the_best_and_is_kept(tmp_path,
             assert checkpoints.settle() == step
         assert checkpoints.steps() == [2, 5, 6]
     assert best_in(tmp_path / "run") == {"step": 2, "metric": metric, "value": sign * 0.5}
-    # A new process knows the best checkpoint.
+    # Opened anew, as by a new process, the directory still has its best checkpoint.
     with opened(tmp_path / "run", metric) as (checkpoints, resumed):
         assert resumed.step == 6 and resumed.state.params["w"].tolist() == [6.0] * 3
         assert checkpoints.best() == (2, sign * 0.5)
@@ -73,7 +73,7 @@ def test_a_state_with_one_number_that_is_not_finite_is_never_saved(tmp_path, ite
 
 
 def replace_a_number(directory):
-    """Changes a number by TensorStore, so that each file is intact by its own checksums."""
+    """Changes a number with TensorStore, so that each file still has the checksums that are inside it."""
     (spec,) = stores.orbax_specs(directory / "2" / "opt_state").values()
     tensorstore.open(spec, open=True).result()[1] = 7.0
 

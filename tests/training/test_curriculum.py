@@ -28,7 +28,7 @@ STEPS = 12
 
 
 def write_expansions(folder: Path) -> str:
-    """Queries of each document: more and more of its first words, which are its gold query's."""
+    """Writes queries of each document: each has more of its first words, which are its gold query's."""
     records = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
     outputs = [[" ".join(["what", *r["text"].split()[:n]]) for n in range(5)] for r in records]
     content = [{"_id": r["_id"], "outputs": texts} for r, texts in zip(records, outputs, strict=True)]

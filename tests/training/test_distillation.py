@@ -61,7 +61,7 @@ def test_a_batch_has_the_score_of_each_passage_that_was_drawn(tmp_path):
     }
     drawn = np.array([[texts[tuple(x[x != 0].tolist())] for x in row] for row in batch["negative_ids"]])
     np.testing.assert_array_equal(batch["negative_scores"], drawn)
-    assert len({tuple(row) for row in drawn.tolist()}) > 2  # rows draw differently
+    assert len({tuple(row) for row in drawn.tolist()}) > 2  # rows draw different negatives
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_distillation_learns_the_teachers_ranking(tmp_path, loss):
 
 @pytest.mark.slow
 def test_loss_is_measured_on_dev_data_that_have_scores_alone(tmp_path):
-    """Distillation is one part of a sum of objectives."""
+    """Only the evaluator's data have scores, not the dev pairs; distillation is one part of the objective."""
     parts = {"labels": Contrastive(), "teacher": Distillation()}
     objective, data = WeightedSum(parts=parts, weights={"teacher": 0.1}), write(tmp_path / "m.jsonl")
     dev = Pairs(["da de di", "ha he hi", "la le li", "ma me mi"], ["da de", "ha he", "la le", "ma me"])

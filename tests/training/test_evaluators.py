@@ -1,4 +1,4 @@
-"""Evaluators against the same numbers computed plainly, and their schedules, errors and best checkpoint."""
+"""Evaluators give the numbers of a plain computation; their schedules, errors and best checkpoints."""
 
 import dataclasses
 import json
@@ -132,7 +132,7 @@ def test_fewer_pairs_than_a_batch_are_one_smaller_batch():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm(Evaluator):
-    """The norm of the bias; `values` may hold other results or errors, by step."""
+    """Measures the norm of the bias; `values` may have another result, or an error to raise, for a step."""
 
     metrics = {"norm": "smaller"}  # noqa: RUF012
 
@@ -260,7 +260,7 @@ def test_resume_compares_the_settings_of_a_users_evaluator():
     # `data` and `every` are not compared: data have a fingerprint of their own.
     assert disagreement(one, dev(scale=1.0, data=pairs(8), every=2)) is None
     assert "evaluated by" in disagreement(one, dev(scale=2.0))
-    # The form in which earlier versions recorded the evaluator.
+    # Earlier versions recorded the evaluator in this form.
     assert disagreement({"dev": "norm on the same data"}, one) is None
 
 

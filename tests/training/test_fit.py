@@ -54,7 +54,7 @@ def small(one_layer) -> DualEncoder:
 
 @pytest.fixture(scope="module")
 def fitted(small, tmp_path_factory):
-    """The trained encoder, its vectors before, the printed losses, and the temporary directory."""
+    """The trained encoder, the vectors before training, the printed losses, and the temporary directory."""
     place, before = tmp_path_factory.mktemp("fitted"), encode(small)
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stderr(io.StringIO()) as said:
         patched.setattr(tempfile, "tempdir", str(place))
@@ -111,7 +111,7 @@ def test_another_seed_trains_with_the_same_program(small, capsys):
     try:
         fit(small, PAIRS, **SETTINGS, seed=1)
         jax.monitoring.register_event_listener(listen)
-        # A seed of no earlier run of the tests, since programs are cached.
+        # The seed is new in each run of the tests, so that its program is not in the cache yet.
         fit(small, PAIRS, **SETTINGS, seed=int.from_bytes(os.urandom(3)) + 2)
     finally:
         jax.monitoring.unregister_event_listener(listen)

@@ -1,4 +1,4 @@
-"""Frozen parameters that were stored in bfloat16 stay in it on the device, without any change of a run."""
+"""Frozen parameters that were stored in bfloat16 stay bfloat16 on the device, and a run gives the same."""
 
 import shutil
 from pathlib import Path
@@ -38,7 +38,7 @@ def rounded_bert(tmp_path_factory):
 
 
 def run(folder, output_dir, monkeypatch, steps=4):
-    """Trains; returns the state's parameters after the last step, in their types, by name."""
+    """Trains; returns {name: parameter} of the state after the last step, in the parameters' own types."""
     recipe = Recipe(
         model=Pretrained(
             source=f"hf:{folder}",

@@ -1,4 +1,4 @@
-"""`python -m jaxir.train` with a guide: it stays as it was, and the run is the trained model alone."""
+"""`python -m jaxir.train` with a guide: the guide stays as it was, and the run has the model alone."""
 
 import numpy as np
 import pytest

@@ -52,7 +52,7 @@ def test_the_last_step_is_logged_with_its_rate_and_its_gradient_before_clipping(
 
 
 class Steep(Contrastive):
-    """A finite loss whose gradient is not finite."""
+    """The loss is finite, but its gradient is not."""
 
     def __call__(self, model, batch, key=None, **more):
         loss, metrics = super().__call__(model, batch, key, **more)
@@ -159,7 +159,7 @@ def test_no_more_than_a_few_batches_are_made_ahead():
         for read in range(1, 4):
             assert next(batches) == read - 1
             time.sleep(0.2)
-            # One further batch is made and waits for room in the queue.
+            # One more batch is made ahead, which waits for room in the queue.
             assert read + 1 < len(made) <= read + AHEAD + 1 == read + 3
 
 

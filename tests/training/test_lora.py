@@ -84,7 +84,7 @@ def test_run_stores_only_adapters_and_opens_with_its_base(tmp_path, qwen3, scan)
 
 def test_resumed_run_has_the_same_bits(tmp_path, one_layer):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    objective = Contrastive(chunks=2)  # gradient caching
+    objective = Contrastive(chunks=2)  # gradient caching in two chunks
     train(recipe(one_layer, objective=objective), whole)
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoints" / "4")

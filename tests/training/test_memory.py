@@ -1,4 +1,4 @@
-"""The fewest chunks of gradient caching that fit into memory, and the least to recompute."""
+"""The choice of the fewest chunks of gradient caching, and the least recomputation, that fit into memory."""
 
 import functools
 import os
@@ -141,7 +141,7 @@ def test_the_loop_chooses_what_is_recomputed(tmp_path, capsys, monkeypatch):
         return result
 
     with pytest.raises(UserError, match=r"does not fit into .* even with remat=True: split"):
-        run(2000, 2000, 2000, 2000)  # with FSDP weights may be kept, too
+        run(2000, 2000, 2000, 2000)  # with FSDP, four levels are tried: weights may be kept, too
     sent = tiny_run.Hooked(tiny_run.pairs(64), lambda step: step == 8 and os.kill(os.getpid(), 15))
     assert run(2000, 900, data=sent).stopped_by == 15
     assert "remat=products: " in capsys.readouterr().err

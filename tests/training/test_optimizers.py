@@ -1,4 +1,4 @@
-"""Optimizers against steps computed by hand in numpy, schedules against their values."""
+"""Optimizers, compared with steps computed in numpy, and schedules, compared with their formulas."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ from tests.training.tiny_run import Bag, bert
 
 
 def apply(optimizer, params, gradients):
-    """Returns the parameters after one step for each tree of gradients, of a run of 10 steps."""
+    """Returns the parameters after a step for each tree of gradients; the run has 10 steps."""
     transform = optimizer.build(10).transform
     opt_state = jax.jit(transform.init)(params)
 

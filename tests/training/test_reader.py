@@ -22,7 +22,7 @@ ANSWERS = ["a dog", "cheese", "the table", "night", "mat", "a list", "JAX", "the
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """One question many times, whose answer only its second passage contains."""
+    """Writes one question many times; of each copy's passages, only the second contains its answer."""
     place = tmp_path_factory.mktemp("data")
     files = {"queries": [], "corpus": [], "answers": []}
     run = []

@@ -1,4 +1,4 @@
-"""A resume refuses other data, settings or weights, and other directories; run.json marks a run's own."""
+"""A resume refuses other data, settings or weights, and directories that run.json does not mark as runs."""
 
 import copy
 import dataclasses
@@ -79,7 +79,7 @@ WRITTEN = {"dev": "EM on 8 questions, hash a, written with max_new_tokens=4, num
 @pytest.mark.parametrize(
     ("saved", "now", "said"),
     [
-        # The setting that was chosen is named before its consequences.
+        # A setting that the user changed is named before settings that follow from it.
         (SAVED, SAVED | OTHER | {"seed": 1}, "was trained with seed=0, not 1;"),
         (SAVED, SAVED | OTHER | {"objective": "C()"}, "was trained with objective=TSDAE(), not C();"),
         (SAVED, SAVED | OTHER, "was trained with auxiliary modules that started with other values"),

@@ -1,4 +1,4 @@
-"""Fingerprints of settings: equal in every process, and different for functions of different behaviour."""
+"""Fingerprints of settings are equal in all processes, and differ if a function's behaviour differs."""
 
 import dataclasses
 import enum
@@ -75,7 +75,7 @@ def written(tmp_path):
         ("TABLE = 0.5, {}", "TABLE = 0.5, {1: 2}", ()),  # mutable globals are not compared
         # A constant that a comprehension reads.
         ("HALF, TABLE = 0.5", "HALF, TABLE = 0.25", ("weight", "jitted")),
-        ("return x * 2", "return x * 3", ("weight", "jitted")),  # the code of a function that is called
+        ("return x * 2", "return x * 3", ("weight", "jitted")),  # changes a function that `weight` calls
         ("/ 1.0", "/ 1.5", ("weight", "jitted")),
         ("function(step)", "function(step) + 1", ("weight", "jitted")),
         ("between(0.5)", "between(0.75)", ("fixed",)),

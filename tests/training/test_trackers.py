@@ -107,7 +107,7 @@ def test_trackers_get_every_row_once_from_a_run_that_is_resumed(tmp_path, place,
     with sqlite3.connect(place / "jaxir.db") as database:
         stored = database.execute("select run_name, step, metrics from metrics").fetchall()
     assert {shown for shown, _, _ in stored} == {f"my-run-{name}"}
-    assert [step for _, step, _ in stored] == list(range(7, 13))  # after the checkpoint of step 6
+    assert [step for _, step, _ in stored] == list(range(7, 13))  # trackio was added when resuming at step 6
     rows = without_times({step: json.loads(metrics) for _, step, metrics in stored})
     assert rows == {step: pytest.approx(expected[step]) for step in range(7, 13)}
 
