@@ -122,7 +122,7 @@ def test_equal_scores_are_ordered_by_id_despite_rounding(comparisons):
     index = ExactIndex.build(vectors, ids, similarity="dot")
     scores, found = index.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)
     assert np.all(scores == 258) and found == [["y", "x"]] * len(scores)
-    # Of so few vectors, all would be compared again in float32, so bfloat16 is not used.
+    # All of so few vectors would be compared again in float32, so bfloat16 is not used.
     few = ExactIndex.build(vectors[:12], ids[:12], similarity="dot")
     assert few.search(np.ones((rounding.LEAST_QUERIES, 2), np.float32), 2)[1] == found
     assert [rounded for *_, rounded in comparisons] == [True, False]

@@ -1,4 +1,4 @@
-"""A resume refuses other data, settings or weights, and directories that run.json does not mark as runs."""
+"""A resume refuses other data, settings or weights, and a directory that run.json does not mark as a run."""
 
 import copy
 import dataclasses
