@@ -37,7 +37,7 @@ def encode(
     ray: str | None = None,
     **given: Any,
 ) -> None:
-    """Encodes a corpus, or queries, into a directory of vectors: of texts, or of all their tokens.
+    """Encodes a corpus, or queries, into a directory of vectors: one for each text, or one for each token.
 
     After an interruption, the same command continues where it stopped. Several machines that share a file
     system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
@@ -53,7 +53,8 @@ def encode(
       prompt_name: the prompt of a sentence-transformers folder before each text (default: the tower's).
       batch_tokens: tokens per batch on one device; lower it if memory is short (default: by platform).
       shard_size: texts per output file; an interruption loses the work on at most one file.
-      dtype: type of the products; vectors are float32. auto: bfloat16 on a CPU that multiplies it natively.
+      dtype: type of the matrix products; vectors are float32. auto: bfloat16 on a CPU that multiplies it
+          natively.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
       head: the head of a hybrid encoder that encodes: dense (one vector for a text, the default) or tokens (a
         vector for each token).

@@ -34,7 +34,7 @@ METRICS = {
     "eproduct": TITLE_METRICS,
 }
 FILES = {"run", "answers", "predictions", "mteb"}  # kinds of evaluation without a model
-# (flags, what they only apply to, kinds of evaluation in which they have no effect).
+# Each entry: (flags, what these flags apply to, kinds of evaluation in which they have no effect).
 IDLE = (
     (("metrics", "identical_ids"), "retrieval", {"predictions", "mteb", "sts", "senteval"}),
     (("depth", "strict"), "retrieval", {"sts", "senteval"}),
@@ -142,7 +142,7 @@ def _settle(given: types.SimpleNamespace) -> None:
     elif names == {"model", "dataset"}:
         kind, _, place = given.dataset.partition(":")
         if made_kind(given.dataset) is not None:
-            given.kind, given.path = "beir", given.dataset  # the report has this name, not that of a folder
+            given.kind, given.path = "beir", given.dataset  # reports show the name as given, not a folder
         elif kind == "nanobeir":
             given.kind, given.path = kind, place
         else:

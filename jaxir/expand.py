@@ -45,8 +45,9 @@ def generate(
     """Generates texts from texts, such as queries from documents.
 
     Decodes greedily, unless num_beams, temperature, top_k or top_p is given. After an interruption, the same
-    command continues where it stopped. A text's equal outputs are written once. Several machines that share a
-    file system divide the work if each runs the command as for training (docs/sharding.md). See also --ray.
+    command continues where it stopped. Repeated outputs of a text are written once. Several machines that
+    share a file system divide the work if each runs the command as for training (docs/sharding.md). See also
+    --ray.
 
     Args:
       model: the generator: a jaxir run or model directory, or hf: and a directory or hub name of a T5.

@@ -201,7 +201,7 @@ def _in_parts(output: str, backend: str, settings: NearestSettings) -> None:
 
 @contextlib.contextmanager
 def _together(output: str) -> Iterator[None]:
-    """Joins the processes that run this command together; the first of them locks the output."""
+    """Connects the processes that run this command in parallel; the first process locks the output."""
     import jax
 
     from jaxir.runtime import distributed

@@ -29,11 +29,12 @@ def load(
 ) -> Any:
     """Opens a model as an encoder that `mteb.evaluate` takes (`mteb.EncoderProtocol`).
 
-    Queries are encoded by the query tower. Documents, and all texts of tasks that tell no queries from
-    documents, are encoded by the passage tower. Prompts are chosen by MTEB's rules, among the model's own or
+    Queries are encoded by the query tower. Documents, and all texts of tasks that do not distinguish queries
+    from documents, are encoded by the passage tower. Prompts are chosen by MTEB's rules, among the model's
+    own or
     `prompts`: by task and type (`NFCorpus-query`), task, kind of task and type (`Retrieval-query`), kind of
-    task, or type alone (`query`, `document`). Without any, texts get what `DualEncoder.encode` puts before
-    them.
+    task, or type alone (`query`, `document`). Without any of these, texts get the prompts of
+    `DualEncoder.encode`.
 
     Args:
       model: a jaxir model or run directory, or hf: or st: and a directory or hub name, or only a hub name.
@@ -104,7 +105,7 @@ def mteb(
         found,
         encode_kwargs={"batch_size": batch_size},
         cache=library.ResultCache(output),
-        # MTEB adds to a file of predictions without a look at its model, so each model has a folder.
+        # MTEB appends to a file of predictions even if another model wrote it, so each model gets a folder.
         prediction_folder=Path(output) / "predictions" / meta.model_name_as_path() / meta.revision,
     )
     for of_task in result.task_results:

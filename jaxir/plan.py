@@ -53,7 +53,7 @@ def plan(
     from jaxir.planning import run_plan
     from jaxir.planning.typed import Command
 
-    # Flags of each setting that the printed advice changes.
+    # Maps each setting that the printed advice changes to its flags.
     flags = {
         "topology": ["--plan" if "jaxir.train" in cli.TYPED else "--topology"],
         "prices": ["--prices"],
@@ -65,7 +65,7 @@ def plan(
 
 
 def _flags_of_gin(recipe: Recipe) -> dict[str, list[str]]:
-    """Returns the flags that set parts of a recipe of gin files."""
+    """Returns, for a recipe from gin files, {setting: flags that set it}."""
     from jaxir.cli.short_names import flags_of
     from jaxir.runtime.partitioning import MESH_AXES
 

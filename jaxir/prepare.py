@@ -26,7 +26,7 @@ SOURCES = {
     "tfds": "beir/NAME",
     **MADE_FORMS,
 }
-COUNTED = 10_000  # queries or passages that are tokenised, in seconds, to count truncated ones
+COUNTED = 10_000  # count truncated texts among this many queries or passages, which takes seconds
 # Fields of a recipe that determine how its data are tokenised.
 OF_RECORDS = ("model", "objective", "data", "num_negatives", "on_bad_input")
 EXAMPLES = {

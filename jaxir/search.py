@@ -106,7 +106,7 @@ def _searcher(index: Index, *, model: str | None, **opening: Any) -> Searcher | 
 
 
 def _processes() -> tuple[int, int]:
-    """Joins the processes that run this command together; returns this process's number and their count."""
+    """Connects the processes that run this command; returns this process's number and their count."""
     import jax
 
     from jaxir.runtime import distributed
@@ -125,7 +125,7 @@ def _search_file(
     writes: bool = True,
     **opening: Any,
 ) -> None:
-    """Searches for a file of queries; among several processes, `writes` is True in one."""
+    """Searches for a file of queries; `writes` is True only in the process that writes the run."""
     from jaxir.data.formats.sources import read_excluded, read_queries
     from jaxir.data.formats.sparse_vectors import read_sparse_vectors
     from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded

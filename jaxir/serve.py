@@ -111,7 +111,7 @@ def _report_start(service: Service, url: str, warning: str | None) -> None:
 
 @contextlib.contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Searches for no garbage: what the start makes lives as long as the server."""
+    """Turns garbage collection off during the start, whose objects live as long as the server."""
     gc.disable()
     try:
         yield

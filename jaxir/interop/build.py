@@ -103,8 +103,8 @@ class PretrainedMultiVector(CommonOverrides, Opened):
         accepts. A dual encoder's queries get at most 32 tokens and its passages 180 unless lengths are given,
         and each query is filled with mask tokens to its maximum length, as in PyLate. Punctuation in passages
         is not scored.
-      projection: dimension of a token's vector of a new multi-vector encoder; None: 128. Another one keeps
-        its own.
+      projection: dimension of a token's vector of a new multi-vector encoder; None: 128. A model that is a
+          multi-vector encoder already keeps its own.
     """
 
     _kind: ClassVar[str | None] = None
@@ -178,7 +178,7 @@ class PretrainedHybrid(CommonOverrides, Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedWith(CommonOverrides, Opened):
-    """A model to load, of which a function makes a model of another kind (docs/adding_a_head.md).
+    """A model to load; a function turns it into a model of another kind (docs/adding_a_head.md).
 
     Attributes:
       source: the model, in a form that `model_dir.load` accepts.
@@ -197,7 +197,7 @@ class PretrainedWith(CommonOverrides, Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedMaskedLM:
-    """A masked language model for an objective: a frozen generator of words, or the head to start from.
+    """A masked language model for an objective: a frozen generator of words, or the source of a head.
 
     Attributes:
       source: `hf:` and a local directory or a name on the hub: BERT, DistilBERT or RoBERTa with their

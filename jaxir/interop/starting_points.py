@@ -70,7 +70,7 @@ class Opened:
         )
 
     def _base(self, found: StoredModel) -> Base | None:
-        """Returns the model that a run's adapters change and the run only names; None if it stores all."""
+        """Returns the model that adapters change, which a run only names; None if it stores all weights."""
         if self.lora_rank is None:
             return found.base and found.base._replace(weights=self.weights or found.base.weights)
         params = lora.merged(found).params

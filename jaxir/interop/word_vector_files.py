@@ -87,7 +87,7 @@ def _is_text(line: bytes, width: int) -> bool:
 
 def _text(path: str, lines: Iterable[tuple[int, bytes]], width: int) -> Rows:
     for number, line in lines:
-        name, *fields = line.rstrip().rsplit(b" ", width)  # a word of GloVe may have spaces
+        name, *fields = line.rstrip().rsplit(b" ", width)  # a word in GloVe's files may contain spaces
         try:
             vector = np.array([float(field) for field in fields], np.float32)
         except ValueError:

@@ -77,7 +77,7 @@ def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
     part = line[: len(line) - len(line.lstrip())]
     if len(part) >= INDENT:
         part = indent
-    empty = True  # `part` has no word yet
+    empty = True  # the line `part` has no word yet
     for space, unit in _units(line.strip()):
         pieces = [unit]
         if _columns(indent + unit) > width:  # longer than a line, so it may be broken anywhere

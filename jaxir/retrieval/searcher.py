@@ -29,8 +29,8 @@ class Searcher:
       index: the index.
       encoder: the dual encoder of an index of vectors.
       sparse_encoder: the sparse encoder of an index of token weights.
-      token_encoder: the multi-vector encoder of an index of token vectors, or of vectors that `encode --fde`
-        made of tokens.
+      token_encoder: the multi-vector encoder of an index of token vectors, or of single vectors that `encode
+          --fde` made from token vectors.
     """
 
     def __init__(
@@ -68,7 +68,8 @@ class Searcher:
     ) -> Searcher:
         """Opens an index (a directory or a loaded index) and `model`, or the index's own model if None.
 
-        `weights` is how the model is quantised (see `DualEncoder.load`); None: as for the index's documents.
+        `weights` is how the model is quantised (see `DualEncoder.load`); None: as it was for the index's
+        documents.
         """
         name = str(index) if isinstance(index, (str, Path)) else "the index"
         loaded = load_index(index) if isinstance(index, (str, Path)) else index

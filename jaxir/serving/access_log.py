@@ -75,7 +75,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 500  # uvicorn answers 500 if the application does not
+        started, status = time.perf_counter(), 500  # uvicorn answers with status 500 if the application fails
 
         async def send_and_record(message: Any) -> None:
             nonlocal status

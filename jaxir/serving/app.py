@@ -47,7 +47,8 @@ def build_app(service: Service, metrics: Metrics) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # FastAPI's own /docs loads scripts from another host; `_page_router` replaces it
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would use the Host header, which may be localhost behind a proxy
+        # A redirect would go to the Host header's name, which a proxy may set to localhost.
+        redirect_slashes=False,
         responses=PROBLEMS,
         exception_handlers={
             RequestValidationError: _invalid,
@@ -114,7 +115,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
         return _problem(request, 400, "the request's body is not valid JSON")
     where = ".".join(map(str, first["loc"][1:]))
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
-    if isinstance(error.body, bytes):  # the content type is not JSON, so any site's page could send it
+    if isinstance(error.body, bytes):  # refuse other content types, which a page of any site could send
         sentence = "the request needs the header content-type: application/json"
     return _problem(request, _status_of_unfit(request), sentence, where or None)
 
@@ -134,7 +135,7 @@ async def _http_problem(request: Request, error: HTTPException) -> JSONResponse:
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 405:
         sentence = f"{path:.80} does not take {request.method}; send {headers.get('Allow', 'another method')}"
-    elif error.detail != HTTPStatus.NOT_FOUND.phrase:  # a router of jaxir wrote the sentence
+    elif error.detail != HTTPStatus.NOT_FOUND.phrase:  # the sentence is one of jaxir's routers'
         sentence = error.detail
     elif path in ABSENT:
         sentence = f"{path} is not served: {ABSENT[path]}"
@@ -148,7 +149,7 @@ async def _busy(request: Request, error: Busy) -> JSONResponse:
 
 
 async def _failed(request: Request, error: UserError) -> JSONResponse:
-    print(f"error: {error}", file=sys.stderr, flush=True)  # clients do not get it, as it may contain paths
+    print(f"error: {error}", file=sys.stderr, flush=True)  # only to the log: the message may contain paths
     sentence = "the service cannot answer now; its standard error has the reason"
     return _problem(request, 503, sentence, **{"retry-after": "1"})
 

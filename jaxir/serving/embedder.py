@@ -15,8 +15,9 @@ from jaxir.retrieval.encoding.text_encoder import Tower
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.engines import Answer, DenseEngine, Question
 
-IN_TURN = 64  # texts of one request that wait for the engine at once, so that small requests need not wait
-# What clients call the side of a text: Cohere's, Jina's, Voyage's and sentence-transformers' names.
+# At most this many texts of a request wait for the engine at once, so that small requests get a turn.
+IN_TURN = 64
+# Clients' names for the side of a text, by the APIs of Cohere, Jina, Voyage and sentence-transformers.
 SIDES: dict[str, Tower] = {
     "query": "query",
     "search_query": "query",
@@ -76,8 +77,9 @@ class Embedder:
     def reading(self, name: str | None, field: str = "prompt_name") -> Reading:
         """Returns how to read a text, given the name of a prompt or of a side.
 
-        None: by the passage tower, without a prompt unless the model has a default one, as
-        sentence-transformers does. A prompt of the model's goes before the names in `SIDES`.
+        If the name is None, the passage tower reads the text without a prompt, or with the model's default
+        prompt, as in sentence-transformers. The model's own prompt names take precedence over the names in
+        `SIDES`.
 
         Raises:
           Unfit: the model has no such prompt.
@@ -100,7 +102,7 @@ class Embedder:
     def texts(self, inputs: Sequence[str | list[int]], field: str, model: str | None = None) -> list[str]:
         """Returns the inputs as texts; lists of token ids are decoded.
 
-        Ids are refused if the request names another `model`, because they are then of its tokenizer.
+        Ids are refused if the request names another `model`, because that model's tokenizer made them.
 
         Raises:
           Unfit: an input is an empty string or list, or the ids are not those of this model's tokenizer.
@@ -183,7 +185,7 @@ class Embedder:
         return Question(text, tower=reading.tower, prompt=reading.prompt, is_normalized=is_normalized)
 
     async def _answers(self, questions: Sequence[Question], tower: Tower) -> list[Answer]:
-        """Returns the answers to questions, of which two parts of `IN_TURN` wait at a time."""
+        """Returns the answers to questions; at most two parts of `IN_TURN` questions wait at a time."""
         batcher = self.batchers[tower]
         parts = [questions[at : at + IN_TURN] for at in range(0, len(questions), IN_TURN)]
         turn = asyncio.Semaphore(2)
@@ -212,7 +214,7 @@ def served_name(spec: str) -> str:
 def chosen(embedders: Sequence[Embedder], model: str | None) -> tuple[Embedder, str | None]:
     """Returns the embedder that a request names, and the side after NAME: (`query` or `passage`), if any.
 
-    If one model is served, it has every name, because clients send the names of other services' models.
+    A single served model answers to every name, because clients send the names of other services' models.
 
     Raises:
       Unfit: none of several models has this name.

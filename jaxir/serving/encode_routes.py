@@ -20,7 +20,7 @@ def encode_router(service: Service) -> APIRouter:
     async def encode(request: encode_request) -> JSONResponse:
         """Encodes texts with the model of an index or with the served model.
 
-        A text gets one vector, a vector for each token, or weights of tokens; from a hybrid encoder all
+        A text gets one vector, a vector for each token, or weights of tokens; a hybrid encoder gives all
         three.
         """
         longest = limits.query_characters if request.tower == "query" else limits.passage_characters

@@ -20,9 +20,9 @@ TOWERS: tuple[Tower, ...] = ("query", "passage")
 
 
 class Question(NamedTuple):
-    """A text to encode, and how.
+    """A text to encode, and how to encode it.
 
-    `indexes` are the names of the indexes to search with it; no names if only its vector is wanted. Each
+    `indexes` are the names of the indexes to search with it; without names only its vector is returned. Each
     search returns `depth` documents; None: the engine's `k`. `prompt` is put before the text; None: the
     tower's prompt. Without `is_normalized`, the vector keeps its length, even if the similarity is cosine.
     """
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 class Answer(NamedTuple):
     """An engine's answer to one question."""
 
-    vector: Any  # the text's vector, [D], or what a `TokenEngine` gives; None from a sparse engine
+    vector: Any  # the text's vector [D], or the output of a `TokenEngine`; None from a `SparseEngine`
     found: dict[str, Found]  # results by index name
     cut_at: int | None = None  # number of the text's characters that the model read; None if all
     tokens: int = 0  # number of tokens that the model read
@@ -177,7 +177,7 @@ class DenseEngine:
     def _variant(self, prompt_tokens: int) -> FewShapes:
         """Returns the model's programs for texts whose first `prompt_tokens` tokens are not pooled.
 
-        They do not normalise, so that requests with and without normalised vectors share batches.
+        The programs do not normalise, so that requests with and without normalised vectors share batches.
         """
         with self._lock:
             if prompt_tokens not in self._variants:
@@ -193,7 +193,7 @@ class DenseEngine:
 
 
 def _text_of(question: Question) -> tuple[str, Tower, str | None]:
-    """Returns what a question's text depends on."""
+    """Returns what decides a question's tokens; questions with equal values are encoded once."""
     return question.text, question.tower, question.prompt
 
 
@@ -206,7 +206,7 @@ class SparseEngine:
         self.name, self._searcher, self._k = name, searcher, k
 
     def prepare(self, max_batch: int) -> None:
-        """Runs a few searches, for which Java compiles its code and a multi-vector encoder its programs."""
+        """Runs a few searches, so that Java compiles its code, or a multi-vector encoder its programs."""
         rows = 1
         while rows <= max_batch:
             self._searcher.search(["a first question"] * rows, self._k)
@@ -230,7 +230,7 @@ def _found(ids: list[str], scores: np.ndarray, encode_ms: float, search_ms: floa
 
 
 def _power_of_two(vectors: np.ndarray) -> np.ndarray:
-    """Pads vectors [Q, D] with copies of the last row to a power of two: indexes compile for each Q."""
+    """Pads vectors [Q, D] to a power of two of rows (copies of the last), as indexes compile for each Q."""
     missing = (1 << (len(vectors) - 1).bit_length()) - len(vectors)
     return np.pad(vectors, [(0, missing), (0, 0)], mode="edge")
 

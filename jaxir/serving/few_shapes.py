@@ -23,9 +23,10 @@ from jaxir.runtime.partitioning import MeshConfig
 
 ROWS = (1, 2, 4, 8, 16)  # possible numbers of rows in a batch
 SHORTEST = 16  # the smallest length of a batch, in tokens
-FINE_UP_TO = 128  # tokens, up to which a CPU has a program for each multiple of `SHORTEST`
+FINE_UP_TO = 128  # up to this length in tokens, a CPU has a program for each multiple of `SHORTEST`
 FIRST_LENGTH = 64  # length of the shape for short texts that is compiled before the first request
-# Padding tokens that take as long as one more batch. A CPU is limited by tokens, an accelerator by batches.
+# Number of padding tokens that take as long as one more batch. On a CPU the tokens take the time, on an
+# accelerator the batches.
 CALL_TOKENS = {"cpu": 16}
 ACCELERATOR_CALL_TOKENS = 32_768
 Shape = tuple[int, int]  # (rows, length in tokens)

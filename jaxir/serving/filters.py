@@ -14,8 +14,8 @@ Filter = Mapping[str, Scalar | Sequence[Scalar]]
 def matches(document: Document, wanted: Filter) -> bool:
     """Returns whether a document fulfils every condition.
 
-    A field is `id`, `title` or a key of the metadata. Its condition is a value, or a list of which one must
-    be equal. A field with a list of values matches if one of them does. An absent field is null.
+    A field is `id`, `title` or a key of the metadata. Its condition is a value, or a list of values, one of
+    which must equal the field. If the field is a list, one of its items must match. An absent field is null.
     """
     return all(_fits(_field(document, name), values) for name, values in wanted.items())
 

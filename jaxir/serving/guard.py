@@ -17,7 +17,7 @@ from jaxir.core.errors import UserError
 from jaxir.serving.limits import Limits
 from jaxir.serving.problems import problem_body
 
-PROBE = "/health"  # answered also if there are too many requests: a busy server must not be restarted
+PROBE = "/health"  # answered even under too many requests, so that a busy server is not restarted
 # Paths that can be read without an API key: the probe, and pages without data. The page asks for a key.
 OPEN_PATHS = (PROBE, "/", "/docs")
 HEADERS = (
@@ -73,7 +73,8 @@ class Guard:
             async with asyncio.timeout(self._limits.answer_seconds):
                 self._check(scope, client)
                 body = await self._body(receive)
-                # uvicorn drops the body of an answer to HEAD, so the application needs to know only GET.
+                # The application knows only GET. uvicorn drops the body of the answer if the request was
+                # HEAD.
                 shown = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
                 await self._app(shown, _replaying(body, receive), send_with_headers)
         except _Refused as refused:
@@ -82,7 +83,7 @@ class Guard:
             seconds = f"{self._limits.answer_seconds:g} s"
             if body is None:
                 await refuse(408, f"the request's body did not arrive within {seconds}; send it again")
-            elif not started:  # once an answer has started, uvicorn closes its connection
+            elif not started:  # if the answer has started, uvicorn closes the connection instead
                 await refuse(503, f"there was no answer within {seconds}: the service is busy")
         except asyncio.CancelledError:  # uvicorn cancels requests at shutdown
             if started:
@@ -95,7 +96,7 @@ class Guard:
                 del self._under_way[client]
 
     def _key_of(self, scope: Any) -> int:
-        """Returns which API key a request has: its position, or -1."""
+        """Returns the position of a request's API key among the known keys, or -1."""
         sent = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = sent.partition(b" ")
         digest = _digest(key.strip() if scheme.lower() == b"bearer" else b"")

@@ -30,7 +30,7 @@ def openai_router(service: Service) -> APIRouter:
     request_model = embeddings_request_model(service.limits)
 
     async def embeddings(request: request_model) -> Response:
-        """Embeds texts, as OpenAI's API does. Texts that wait, of all clients, are embedded together."""
+        """Embeds texts, as OpenAI's API does. The waiting texts of all clients are embedded together."""
         embedder, side = chosen(embedders_of(service), request.model)
         reading = _reading(embedder, request, side)
         embedder.check_dimensions(request.dimensions)

@@ -1,4 +1,4 @@
-"""Errors as JSON, in the form that each path's clients read; for unknown paths, the paths to use instead."""
+"""Errors as JSON, in the form that each path's clients read. For unknown paths, suggests the paths to use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ABSENT = {
     "/models": "GET /v1/models lists the models",
     "/ping": "GET /health is the probe",
 }
-# Kinds of errors in the words of OpenAI and of text-embeddings-inference (TEI).
+# Names of errors by status, for OpenAI and for text-embeddings-inference (TEI).
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _OPENAI_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 _TEI_TYPES = {400: "empty", 424: "backend", 429: "overloaded", 500: "backend", 503: "overloaded"}
@@ -48,8 +48,9 @@ _TEI_TYPES = {400: "empty", 424: "backend", 429: "overloaded", 500: "backend", 5
 def problem_body(path: str, status: int, sentence: str, field: str | None = None) -> dict[str, Any]:
     """Returns the body of an error.
 
-    OpenAI's form below /v1/, TEI's at TEI's paths, Cohere's and Jina's (`message` and `detail`) for their
-    rerank paths, and `{"detail": sentence}` elsewhere. `field` is the part of the request that is wrong.
+    It has OpenAI's form for paths below /v1/, TEI's form for TEI's paths, Cohere's and Jina's (`message` and
+    `detail`) for their rerank paths, and `{"detail": sentence}` elsewhere. `field` is the part of the request
+    that is wrong.
     """
     if path in COHERE_PATHS:
         return {"message": sentence, "detail": sentence}

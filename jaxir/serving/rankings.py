@@ -1,4 +1,4 @@
-"""From the results of indexes to the documents of a system."""
+"""Turns the results of indexes into a system's ranking of documents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Ranking(NamedTuple):
     """One system's documents for one query, best first.
 
     `ms` has milliseconds: "encode", "search" and "fuse" of the query's batch, "rerank" of the request, and
-    "total" including waiting. `cut_at` is the number of characters of the query that the models read, None
-    if all.
+    "total" including waiting. `cut_at` is the number of characters of the query that the models read; None:
+    all of them.
     """
 
     ids: list[str]
@@ -48,8 +48,8 @@ def ranking_of(
 ) -> Ranking:
     """Returns a system's first k documents for one query.
 
-    `found` has the results of each index, `cuts` and `elapsed` the characters read and the milliseconds by
-    index. The hybrid fuses the indexes `wanted`.
+    For each index, `found` has the results, `cuts` the characters read and `elapsed` the milliseconds. The
+    hybrid fuses the indexes `wanted`.
     """
     if system != HYBRID:
         one = found[system]

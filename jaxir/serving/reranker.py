@@ -54,7 +54,7 @@ class Reranker:
         return [Judged(logit, len(pair.ids)) for logit, pair in zip(scores.tolist(), tokens, strict=True)]
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, Judged]:
-        """Makes the batcher, an async context manager; the pairs of `max_waiting` questions may wait."""
+        """Makes the batcher, an async context manager, in which the pairs of `max_waiting` questions may wait."""
         waiting = max_waiting * self.depth
         self.batcher = Batcher(self.judge, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher
@@ -115,7 +115,7 @@ class HybridReranker(Reranker):
 
 
 def reranker_of(spec: str, *, depth: int) -> Reranker:
-    """Loads a cross-encoder or a hybrid encoder, by which the first `depth` documents are reranked."""
+    """Loads a cross-encoder or a hybrid encoder that reranks the first `depth` documents."""
     if kind_of(spec) == "hybrid_encoder":
         return HybridReranker(HybridEncoder.load(spec), depth=depth)
     return Reranker(spec, depth=depth)

@@ -149,7 +149,7 @@ UNFIT = _problems(_422="the request is invalid")
 UNKNOWN = _problems(_404="the document does not exist, or its text is not stored")
 
 
-# Keys of requests, and what other services call them: the error for an unknown key suggests ours.
+# Maps other services' names of request keys to jaxir's, which the error for an unknown key suggests.
 SYNONYMS = {
     "k": ("top_k", "topk", "top", "n", "num", "limit", "size", "count", "num_results", "max_results"),
     "queries": ("q", "text", "texts", "question", "questions", "input", "inputs"),
@@ -189,7 +189,7 @@ def _question(text: str) -> str:
     return text
 
 
-# Whitespace is not stripped, as in every command, because some models read it.
+# White space is kept, because some models read it; every command keeps it, too.
 Text = Annotated[str, StringConstraints(min_length=1), AfterValidator(_question)]
 
 

@@ -30,7 +30,7 @@ def search_router(service: Service) -> APIRouter:
 
     @router.post("/search", response_model=SearchResponse, responses=UNFIT)
     async def search(request: search_request) -> JSONResponse:
-        """Searches for queries. Queries that wait, of all clients, are searched in one batch."""
+        """Searches for queries. The waiting queries of all clients are searched in one batch."""
         systems = service.systems if request.systems is None else request.systems
         for name in systems:
             _check_named(name, service.systems, "system")

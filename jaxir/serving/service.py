@@ -1,4 +1,4 @@
-"""Opens indexes and models, and searches them for many clients at once: the HTTP service without HTTP."""
+"""Opens indexes and models, and searches them for many clients at once; knows nothing of HTTP."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Service:
                 model, name = model.with_one_vector(), f"{name}/dense"
             if isinstance(model, DualEncoder):
                 self._model_engines.append(DenseEngine(model, {}, k=limits.k, name=name))
-        # Indexes of token vectors or weights are searched by texts, so another engine encodes.
+        # An index of token vectors or weights is searched by text, so a separate engine encodes texts.
         self._token_engines: dict[str, TokenEngine] = {}
         for o in self.opened:
             if o.searcher.encoder is None and (encoder := o.searcher.any_encoder) is not None:
@@ -100,10 +100,10 @@ class Service:
     ) -> Service:
         """Opens indexes (DIR, or NAME=DIR) and models, and compiles what the first request needs.
 
-        `model` encodes queries, and texts without an index; if None, the model recorded in each index does.
-        `weights` is how the model is quantised; if None, as for the documents of the index. `reranker` is a
-        cross-encoder or a hybrid encoder that reranks the first `rerank_depth` documents of each query.
-        Without one, a hybrid encoder that is the model orders texts, too.
+        `model` encodes queries, and texts without an index; None: each index uses the model that it records.
+        `weights` is how the model is quantised; None: as it was for the documents of the index. `reranker` is
+        a cross-encoder or a hybrid encoder that reranks the first `rerank_depth` documents of each query.
+        Without a reranker, a hybrid encoder given as `model` also reranks.
         """
         limits = limits or Limits()
         if not indexes and model is None and reranker is None:
@@ -178,7 +178,7 @@ class Service:
         await self._stack.aclose()
 
     def _compile_rest(self) -> None:
-        """Compiles the remaining programs beside requests, and those of prompts that requests use later."""
+        """Compiles the remaining programs while requests run, also those that new prompts in requests need."""
         while not self._stop.is_set():
             for each in (*self._engines(), *filter(None, [self.reranker])):
                 each.compile_rest(self._stop)

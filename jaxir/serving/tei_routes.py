@@ -42,7 +42,7 @@ def tei_router(service: Service) -> APIRouter:
 
     @router.post("/", include_in_schema=False)
     async def by_task(request: Request) -> Response:
-        """Embeds texts: huggingface_hub's InferenceClient posts to the address that it was given."""
+        """Embeds texts posted to "/", because huggingface_hub's InferenceClient posts to the bare address."""
         try:
             return await embed(embed_request.model_validate_json(await request.body()))
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Encodes texts with a multi-vector or a sparse encoder, for `/encode` and its likes of other servers."""
+"""Encodes texts with a multi-vector or a sparse encoder, for `/encode` and for similar paths of other servers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Heads(NamedTuple):
 
 
 class TokenEngine:
-    """Answers questions with the encoding of their texts; it searches nothing.
+    """Answers questions by encoding their texts, without a search.
 
-    `Answer.vector` is an array [tokens, D] of a multi-vector encoder, [F] if its tokens become one vector, or
-    the {token: weight} of a sparse encoder, or the `Heads` of a hybrid encoder.
+    `Answer.vector` depends on the encoder. A multi-vector encoder gives an array [tokens, D], or [F] if its
+    tokens become one vector; a sparse encoder {token: weight}; a hybrid encoder `Heads`.
 
     Attributes:
       name: the engine's name in metrics.

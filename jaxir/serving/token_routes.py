@@ -79,12 +79,12 @@ def _engine(service: Service, kind: type) -> TokenEngine:
 
 
 def _part(answer: Answer, head: str) -> Any:
-    """Returns what a head of a hybrid encoder made of a text, or all that another encoder made of it."""
+    """Returns one head's output for a text from a hybrid encoder, or the whole output of another encoder."""
     return getattr(answer.vector, head) if isinstance(answer.vector, Heads) else answer.vector
 
 
 async def _answers(service: Service, engine: TokenEngine, request: Any) -> list[Answer]:
-    """Returns the answers to a request's texts: passages, unless it names another side."""
+    """Returns the answers to a request's texts, which are passages unless the request names another side."""
     texts, field = request.texts
     side = (request.prompt_name or "passage").lower()
     if side not in SIDES:

@@ -1,4 +1,4 @@
-"""Training examples as arrays in memory, which are tokenised once, before training."""
+"""Training examples that are tokenised once, before training, and kept in memory as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which examples a step trains on: the order of an epoch, a process's share, the list items."""
+"""Decides which examples a step trains on: each epoch's order, each process's share, and list items."""
 
 from __future__ import annotations
 
@@ -200,7 +200,8 @@ def drop_duplicates(
     starts, own_starts = texts.offsets[items], texts.offsets[own[example]]
     sizes = texts.offsets[items + 1] - starts
     same = sizes == texts.offsets[own[example] + 1] - own_starts
-    for at in (sizes // 2, sizes // 4):  # compare two tokens first, so that few texts are compared in full
+    # Compare a token in the middle of each text first, so that few texts are compared in full.
+    for at in (sizes // 2, sizes // 4):
         tokens = (texts.flat.take(begin + at, mode="clip") for begin in (starts, own_starts))
         same &= np.equal(*tokens)
     for i in np.flatnonzero(same):

@@ -57,7 +57,7 @@ class Dataset(abc.ABC):
           batch_size: number of examples per step, over all processes.
           seed: determines the order and the choice of list items; not negative.
           start_step: the first step; earlier steps are not computed.
-          process_index: index of this process, which yields that one of the equal shares of each batch.
+          process_index: index of this process, which yields its share of each batch; all shares are equal.
           process_count: number of processes.
 
         Raises:
@@ -104,7 +104,7 @@ class Dataset(abc.ABC):
         return self.with_lengths(self.needed_lengths())
 
     def scheduled(self, steps: int) -> Self:
-        """Returns the same data for a training run of `steps` steps; some data depend on the number."""
+        """Returns the same data for a training run of `steps` steps, a number on which some data depend."""
         return self
 
 

@@ -25,7 +25,7 @@ from jaxir.data.text.truncation import Truncation
 from jaxir.storage import fingerprints
 
 _STEPS_AT_ONCE = 1 << 16  # number of steps of an epoch that are computed at once
-_SMALLEST_BLOCK = 100  # steps after which the rates are met; few, so that short runs meet them, too
+_SMALLEST_BLOCK = 100  # after this many steps the rates are met; small, so that short runs meet them
 _LARGEST_BLOCK = 1 << 20  # steps whose order is held in memory (4 MB)
 
 
@@ -42,7 +42,8 @@ class Mixture(TextData):
       temperature: instead of `rates`, makes a source of n pairs as frequent as n^(1/temperature). 1 is
         proportional to n; the larger the temperature, the more equal are the sources.
       mix_within_batch: whether every batch holds pairs of all sources instead, in a fixed proportion. Texts
-        of two sources with the same id are then treated as one text, so a negative may be lost.
+        of two sources with the same id are then treated as one text, so a negative with the id of a positive
+        is lost.
     """
 
     sources: Sequence[TextData]
@@ -121,7 +122,7 @@ class MixtureDataset(Dataset):
         """A hash of the datasets' fingerprints, their order and how they are mixed."""
         rates = None if self._rates is None else self._rates.tolist()
         parts = [d.fingerprint for d in self._datasets]
-        # Older versions drew each step alone, so their hashes must differ.
+        # Older versions drew each step independently; this text gives their runs another hash.
         how = [] if rates is None or self._mix_within_batch else ["in blocks"]
         found = fingerprints.of_values(parts, rates, self._mix_within_batch, *how)[: fingerprints.DIGITS]
         return f"{self.num_examples} pairs of {len(self._datasets)} data sets, hash {found}"

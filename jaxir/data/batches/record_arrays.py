@@ -23,7 +23,8 @@ class RecordArrays(NamedTuple):
       tables: distinct texts, by the name of `Tokens.table`.
       columns: {field: int32 rows of the text field's table, or float32 numbers}, [P], or [K] for a list.
       offsets: int64 [P + 1]; the items of example p in each list are offsets[p] to offsets[p + 1].
-      left_out: number of list items dropped because, truncated, they equal the text they must differ from.
+      left_out: number of list items dropped because, once truncated, they equal the text that they must
+          differ from.
       without_others: number of examples whose items all equal the text they must differ from.
     """
 

@@ -39,7 +39,7 @@ from jaxir.storage.files import atomic_directory
 FORMAT = 1
 META = "records.json"
 FILE_BYTES = 1 << 30
-# One record per group, so that reading an example reads no others. Token ids compress badly.
+# With one record per group, reading an example reads no others. Token ids compress badly.
 WRITER_OPTIONS = "group_size:1,uncompressed"
 REMAKE = "make it again with jaxir.prepare records"
 MEND = f"copy it again, or {REMAKE}"

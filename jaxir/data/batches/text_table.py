@@ -16,8 +16,8 @@ from jaxir.data.text.truncation import Truncation
 
 _TOKENISE_AT_ONCE = 4096
 _COUNT_AT_ONCE = 65_536
-# Shares of texts with the same tokens as another text that cause a warning or an error. Some percent are
-# normal, from boilerplate and truncated texts. Fewer than 20 texts are not checked.
+# If the share of texts with the same tokens as another text exceeds these, jaxir warns or fails. Some percent
+# are normal, from boilerplate and truncated texts. Fewer than 20 texts are not checked.
 _EQUAL_WARNED, _EQUAL_REFUSED, _EQUAL_FROM = 0.1, 0.5, 20
 
 

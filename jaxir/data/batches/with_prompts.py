@@ -1,4 +1,4 @@
-"""Training data with prompts of their own, such as an instruction for each set of a mixture."""
+"""Training data that have their own prompts, such as an instruction for each data set of a mixture."""
 
 from __future__ import annotations
 

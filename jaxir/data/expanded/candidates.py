@@ -4,8 +4,8 @@
      "ranks": [number or null, ...], "depth": number}
 
 `passages` has the first passage that each query finds, or null. `ranks`, which needs answers, has the rank of
-each query's first passage with an answer, or null if none of `depth` passages has one. An output "" means the
-question without expansion.
+each query's first passage with an answer, or null if none of `depth` passages has one. The output "" is the
+question without an expansion.
 """
 
 from __future__ import annotations

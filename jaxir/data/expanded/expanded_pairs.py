@@ -147,7 +147,7 @@ def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -
 def dev_pairs(
     pairs: RecordSource | None, expansions: str, corpus: str, appended: int = 1
 ) -> ExpandedPairs | None:
-    """Returns `pairs`, each passage with its first queries, for evaluation in training; None for None."""
+    """Returns `pairs` with each passage's first queries, for evaluation in training; None if `pairs` is None."""
     if pairs is None:
         return None
     return ExpandedPairs(
@@ -212,7 +212,7 @@ class _Rows:
 
 
 def _expanded_features(features: Features) -> tuple[list[str], str]:
-    """Returns the names of the features with tokens of documents, and of the one with tokens of queries."""
+    """Returns the names of the features that hold documents, and the name of the feature with queries."""
     keyed = {feature.field for feature in features.values() if isinstance(feature, Key)}
     tokens = {n: f for n, f in features.items() if isinstance(f, Tokens) and f.field in keyed}
     passages = [name for name, feature in tokens.items() if feature.table == "passages"]

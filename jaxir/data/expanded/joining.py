@@ -9,7 +9,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 
-_ENOUGH = 16  # maximum length, in tokens, of the texts that reveal a tokenizer's special tokens
+_ENOUGH = 16  # maximum length, in tokens, of the sample texts that show which special tokens a tokenizer adds
 
 
 class Joiner:

@@ -15,7 +15,8 @@ class Selection:
     Attributes:
       ranks: whether queries are sorted by relevance to the pair's gold query, the most relevant first,
         without the gold query itself; if False, they keep the order of their file.
-      draws: whether a random query of the range from `among` is chosen; if False, the first of the range.
+      draws: whether a random query of the range that `among` returns is chosen; if False, the first of the
+          range.
       follows_steps: whether `among` depends on the step.
     """
 
@@ -24,7 +25,7 @@ class Selection:
     follows_steps: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        # A resume compares this text, so it must not have the address that Python's default has.
+        # A resumed run compares this text, so it must not contain a memory address, as Python's default does.
         fields = ", ".join(f"{name}={value!r}" for name, value in sorted(vars(self).items()))
         return f"{type(self).__qualname__}({fields})"
 

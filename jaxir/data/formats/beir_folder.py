@@ -1,4 +1,4 @@
-"""A collection in BEIR's format, in a folder or made of a data set with another name (`collection_names`)."""
+"""A collection in BEIR's format: a folder, or one made from another data set (`collection_names`)."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def write_collection(
 ) -> Counts:
     """Writes corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv into an existing empty `folder`.
 
-    The iterables are read one after the other, in the order of the arguments. `excluded` has, by the ids of
-    queries, ids of documents that their results must not have.
+    The iterables are read one after the other, in the order of the arguments. `excluded` maps a query's id to
+    the ids of documents that its results must not have.
     """
     with CollectionWriter(folder, qrels) as writer:
         for document in progress(documents, what="writing corpus.jsonl", unit="lines"):

@@ -1,4 +1,4 @@
-"""The kinds of names of a collection: a BEIR folder, hf:NAME of the Hugging Face hub, ir_datasets:ID."""
+"""The ways to name a collection: a BEIR folder, hf:NAME of the Hugging Face hub, or ir_datasets:ID."""
 
 from __future__ import annotations
 

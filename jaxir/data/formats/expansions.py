@@ -4,9 +4,9 @@ Two formats are read:
 
 - .jsonl[.gz] with `_id` and `outputs`, written by `jaxir.expand generate`, or with `id` and
   `predicted_queries`, as doc2query-T5 releases them; one file or several.
-- Text files with an output on each line, in the order of the texts. doc2query-T5's release for MS MARCO has
-  one sample of every passage in a file, split into pieces (`sample000.txt000-1004000`). GAR has one line
-  for every question, EAR several consecutive lines. Tabs separate several outputs on a line.
+- Text files with an output on each line, in the order of the texts. In doc2query-T5's release for MS MARCO, a
+  file has one output for every passage and is split into pieces (`sample000.txt000-1004000`). GAR has one
+  line for every question, EAR several consecutive lines. Tabs separate several outputs on a line.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _outputs(record: dict[str, Any]) -> list[str]:
     if not all(isinstance(text, str) and has_text(text) for text in outputs):
         raise MalformedRecord(f"an item of {name!r} is empty or not a string")
     for text in outputs:
-        string_field({name: text}, name)  # raises for half of a surrogate pair, which is not Unicode
+        string_field({name: text}, name)  # raises for an unpaired surrogate, which is no valid Unicode
     return outputs
 
 
@@ -133,7 +133,7 @@ def _of_lines(
         faults: list[tuple[Path, int, str, str]] = []
         for pieces, reader in zip(
             files, readers, strict=True
-        ):  # advance in all files even if one is malformed
+        ):  # advance in all files, even if one has a malformed line
             for _ in range(lines_each):
                 place, found = next(reader, (None, None))
                 if place is None:

@@ -1,4 +1,4 @@
-"""Collections of the Hugging Face hub, or local folders of the layouts of BEIR, MTEB, NanoBEIR and BRIGHT."""
+"""Collections of the Hugging Face hub, or local folders in BEIR's, MTEB's, NanoBEIR's or BRIGHT's layout."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _has_documents(place: Path) -> bool:
 
 
 def _status(place: Path) -> list[object]:
-    """Returns the place, and each file's size and time of change."""
+    """Returns the path, and each file's size and modification time, to notice changes."""
     found = ((file, (place / file).stat()) for file in _files_of(place))
     return [str(place.resolve()), *((file, s.st_size, s.st_mtime_ns) for file, s in found)]
 

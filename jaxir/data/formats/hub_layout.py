@@ -75,7 +75,7 @@ def choose(where: str, known: dict[str, Splits], subset: str | None) -> Chosen:
       where: the data set's name, for errors.
       known: what `configurations` returned.
       subset: the part of the data set: a prefix of configurations ("de" of de-corpus), a split of the corpus
-        (NanoBEIR's NanoMSMARCO), or a domain of BRIGHT, perhaps followed by -long; None: all.
+        (NanoBEIR's NanoMSMARCO), or a domain of BRIGHT, perhaps followed by -long; None: the whole data set.
     """
     if {"documents", "examples"} <= known.keys():
         return _bright(where, known, subset)
@@ -126,7 +126,7 @@ def check_complete(where: str, chosen: Chosen) -> None:
 
 
 def _parts_of(file: str) -> int:
-    """Returns the number of parts of the table that a file belongs to; 0 if it is no table."""
+    """Returns the number of files that the file's table is split into; 0 if the file is not a table."""
     match = _DATA.fullmatch(file.rpartition("/")[2])
     return int(match["parts"] or 1) if match else 0
 

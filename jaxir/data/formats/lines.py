@@ -101,7 +101,7 @@ class OnBadInput:
                 records = "record" if count == 1 else "records"
                 print(f"{what} {count:,} {records}: {kind} (first: {self._first[kind]})", file=sys.stderr)
             counts.clear()
-        if self._odd:  # odd records of all kinds are reported on one line
+        if self._odd:  # report all kinds of odd records on one line
             kinds = (f"{kind}: {len(at):,} (first: {self._first[kind]})" for kind, at in self._odd.items())
             print(f"note: {'; '.join(kinds)}", file=sys.stderr)
             self._odd.clear()
@@ -149,7 +149,7 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
 def parsed_lines(
     path: str | Path, parse: Callable[[str, int], T | None], on_bad_input: OnBadInput | Policy
 ) -> Iterator[T]:
-    """Yields the records `parse(line, number)` of the lines that are not blank, without None (a header).
+    """Yields the records `parse(line, number)` of the lines that are not blank, leaving out None (a header).
 
     If `on_bad_input` is a policy, not an `OnBadInput`, prints what was skipped at the end of the file.
 

@@ -28,13 +28,14 @@ USUAL = {
 
 
 class PairColumns(NamedTuple):
-    """The name of the column that holds each field. None: the one column with a usual name (`USUAL`).
+    """The names of the columns that hold the fields; None means the one column with a usual name (`USUAL`).
 
     Attributes:
       query: column of the queries.
       passage: column of the passages: texts or, in JSONL and Parquet, lists of texts or of objects with
         `text` and, optionally, `title` and `docid`.
-      negatives: column of irrelevant passages, in the same form; the file may lack it and those below.
+      negatives: column of irrelevant passages, in the same form; this column and the following ones are
+          optional.
       title: column of the passages' titles.
       query_id: column of the queries' ids; without it, ids are hashes of the texts.
       passage_id: column of the passages' ids; without it, ids are hashes of the texts.
@@ -194,7 +195,7 @@ class Positives:
         self._pairs.add(_words(pair.query.text, pair.passage.contents))
 
     def without(self, pair: Pair) -> Pair:
-        """Returns the pair without those negatives that are relevant to its query; counts what is dropped."""
+        """Returns the pair without negatives that are relevant to its query; counts the dropped negatives."""
         kept = [n for n in pair.negatives if _words(pair.query.text, n.contents) not in self._pairs]
         self._left_out += len(pair.negatives) - len(kept)
         return pair._replace(negatives=kept)
@@ -215,7 +216,8 @@ def _words(*texts: str) -> int:
 def find_columns(
     where: str | Path, columns: Sequence[str], named: Mapping[str, str], prefix: str = "", plain: str = ""
 ) -> dict[str, str]:
-    """Returns the column of each field of `PairColumns` that has one, of those `named` and the usual names.
+    """Returns the column of each field of `PairColumns` that has one, from the `named` columns and the usual
+    names.
 
     Raises a UserError if a named column does not exist, or not exactly one column can be the query or the
     passage; `where` names the data, `prefix` is put before field names, `plain` ends the sentence.

@@ -1,4 +1,4 @@
-"""Records of text, and readers of collections in BEIR format."""
+"""The types of text records, and readers of collections in BEIR format."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Query(NamedTuple):
 
 
 class PairExample(NamedTuple):
-    """A training example: a query, a relevant passage, irrelevant passages (id, text), a teacher's scores."""
+    """A training example: query, relevant passage, irrelevant passages (id, text), and a teacher's scores."""
 
     query_id: str
     query: str
@@ -185,7 +185,7 @@ def read_queries(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -
 def read_excluded(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Returns the ids of documents that a query's results must not have, by the id of the query.
 
-    They are the field `excluded_ids` of a queries.jsonl[.gz], a list; most files have none. A pipe, which can
+    They are in the field `excluded_ids` of queries.jsonl[.gz], a list that few files have. A pipe, which can
     be read only once, is not read.
     """
     found = {}
@@ -204,7 +204,8 @@ def read_lines(path: str | Path, on_bad_input: OnBadInput | Policy = "stop") -> 
     """Yields the lines of a file that are not blank; the line number is the id."""
 
     def parse(line: str, number: int) -> Query | None:
-        return Query(str(number), line) if has_text(line) else None  # the line may have Unicode white space
+        # A line with only Unicode white space has no text.
+        return Query(str(number), line) if has_text(line) else None
 
     return parsed_lines(path, parse, on_bad_input)
 

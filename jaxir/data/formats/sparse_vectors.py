@@ -19,7 +19,7 @@ from jaxir.data.formats.sources import new_id
 ID_FIELDS = ("_id", "id", "docid", "qid")
 VECTOR_FIELDS = ("vector", "weights")
 
-MAX_WEIGHT = 65_535  # limits the size of an index, which stores a token as often as its weight
+MAX_WEIGHT = 65_535  # limits an index's size, because Lucene stores a token as often as its weight
 
 
 class SparseVector(NamedTuple):

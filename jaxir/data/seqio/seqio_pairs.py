@@ -107,7 +107,7 @@ class SeqioDataset(Dataset):
         tasks = [task for task in tasks or [self._provider] if self._split in task.splits]
         content = [seqio_tasks.content_of(task, self._split) for task in tasks]
         form = pair_format(self.features)
-        if form is not None:  # keeps the fingerprints of older versions, which hashed pairs in this form
+        if form is not None:  # hashed in this form to keep the fingerprints of older versions
             fields = [x for name, x in dataclasses.asdict(form).items() if name != "prompt_tokens"]
         else:
             fields = list(map(dataclasses.astuple, fields_of(self.features).values()))

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from jaxir.data.sets.pair_sources import PairSource
 
 SHUFFLE_BUFFER = 1 << 16  # examples; the buffer may hold examples of two consecutive epochs
-# Fingerprints of tasks that jaxir did not register: files of at most 4 GB in all are hashed completely,
-# larger files in pieces. The first examples are hashed, too, because preprocessors change what is read.
+# For the fingerprint of a task that jaxir did not register, files of at most 4 GB in all are hashed
+# completely, larger files in pieces. The first examples are hashed, too, because preprocessors change what is
+# read.
 _READ_WHOLE, _PIECE, _FILES_AT_ONCE, _FIRST_EXAMPLES = 4 << 30, 1 << 16, 16, 1024
 FEATURES = ("query_id", "query", "passage_id", "passage", "negative_ids", "negatives")
 
@@ -136,7 +137,7 @@ def _source_class() -> type:
             super().__init__(splits=tuple(sources), caching_permitted=False)
 
         def check(self, split: str, on_bad_input: OnBadInput) -> tuple[int, str]:
-            """Reads all files of a split, unless done before; returns the number of pairs and their hash."""
+            """Reads all files of a split, if not yet read; returns the number of pairs and their hash."""
             if split not in self._read or on_bad_input.policy != self._policy:
                 self._policy = on_bad_input.policy
                 content = ValuesHash()

@@ -48,7 +48,8 @@ def _vocabulary_class() -> type:
             return self.tokenizer.decode(ids)
 
         def _encode_tf(self, s: Any) -> Any:
-            def encode(text: bytes | np.ndarray) -> np.ndarray:  # an array in TensorFlow's eager mode
+            # `text` is an array in TensorFlow's eager mode.
+            def encode(text: bytes | np.ndarray) -> np.ndarray:
                 value = text if isinstance(text, bytes) else text.item()
                 return np.array(self._encode(value.decode()), np.int32)
 

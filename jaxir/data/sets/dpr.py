@@ -1,7 +1,7 @@
 """Reads DPR's training files (Karpukhin et al. 2020), such as biencoder-nq-train.json.gz.
 
-They cover open Natural Questions, TriviaQA and others, with Wikipedia passages of 100 words and BM25's hard
-negatives. A file is one JSON array, which may exceed memory, so it is read object by object.
+These files cover open-domain Natural Questions, TriviaQA and others, with Wikipedia passages of 100 words and
+BM25's hard negatives. A file is one JSON array, which may exceed memory, so it is read object by object.
 """
 
 from __future__ import annotations

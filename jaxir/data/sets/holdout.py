@@ -1,4 +1,4 @@
-"""Holds out dev and test pairs, without separating queries and passages that are linked by pairs."""
+"""Holds out dev and test pairs; pairs that share a query or a passage stay in one split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeldOut(NamedTuple):
     """The assignment of P pairs to splits.
 
     Attributes:
-      split: int8 [P], the split of each pair: 0 for training, else 1 + the split's index in `names`.
+      split: int8 [P], the split of each pair: 0 is training, n is the split `names[n - 1]`.
       names: names of the held-out splits.
       wanted: requested number of queries per held-out split.
       largest: number of queries in the largest group.
@@ -54,8 +54,8 @@ def hold_out(
       queries: int64 [P], a number for each distinct query.
       query_keys: int64 [P], from `group_key`.
       passage_keys: int64 [P], from `group_key`.
-      sizes: {split: number of queries, share of the queries below 1, 0, or None for a default}; groups are
-        assigned to the first split first.
+      sizes: {split: number of queries, share of the queries below 1, 0, or None for a default}; the first
+          split gets its groups first.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components

@@ -55,7 +55,7 @@ class Sentence(NamedTuple):
 
 
 class Context(NamedTuple):
-    """A text with questions and its sentences, if MultiReQA has them; `place` is the text's (file, line)."""
+    """A text with its questions and, if MultiReQA has them, its sentences; `place` is (file, line)."""
 
     place: tuple[str, int]
     text: str
@@ -114,7 +114,7 @@ class Boundaries:
 
 
 class _MultiReqa(AnswerSource):
-    """Contexts as (question, answer sentence) pairs. A subclass defines `contexts`."""
+    """(question, answer sentence) pairs made from contexts, which a subclass defines by `contexts`."""
 
     candidates: str
     with_context: bool

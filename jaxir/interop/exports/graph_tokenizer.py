@@ -89,7 +89,7 @@ class GraphTokenizer:
         self._check([first, second], list(zip(*pairs, strict=True)), length)
 
     def _check(self, texts: list[list[str]], expected: list[Sequence[np.ndarray]], length: int) -> None:
-        """Compares the ids of sequences of these texts with `expected`, and token types if expected."""
+        """Checks that the graph encodes texts to the ids (and token types, if any) in `expected`."""
         import tensorflow as tf
 
         found = self([tf.constant(column) for column in texts], length)

@@ -66,7 +66,7 @@ class WordPiece:
         return parts.with_flat_values(found).merge_dims(1, 2)
 
     def _split_added(self, texts: tf.Tensor) -> tuple[tf.RaggedTensor, tf.RaggedTensor | None]:
-        """Returns texts [B, None], empty at added tokens, and the ids [parts, 0 or 1] of those."""
+        """Returns texts split at added tokens [B, None], "" for such a token, and its id [parts, 0 or 1]."""
         import tensorflow as tf
 
         if not self._added:
@@ -176,7 +176,7 @@ def _changed_characters(normalize: Callable[[str], str]) -> dict[str, str]:
         if normalized == joined:
             continue
         results = normalized.split("|")
-        if len(results) != len(block):  # the block contains a bar
+        if len(results) != len(block):  # a character of the block is the separator
             results = [normalize(c) for c in block]
         changed |= {c: result for c, result in zip(block, results, strict=True) if c != result}
     return changed

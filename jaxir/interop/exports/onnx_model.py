@@ -86,7 +86,7 @@ def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators)
                 input_names=inputs_of(program),
                 output_names=[OUTPUTS[program.output]],
             )
-    except Exception as error:  # jax2onnx raises any type for what it cannot convert
+    except Exception as error:  # jax2onnx raises errors of many types
         kind = source.model.config.backbone.kind
         reason = " ".join(str(error).split())
         raise UserError(

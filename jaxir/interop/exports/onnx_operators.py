@@ -67,7 +67,7 @@ def _evened(graph: _Graph, matrix: ir.Value) -> tuple[ir.Value, ir.Value | None]
     Quantisers by default give a matrix one scale, which a column of large numbers would spoil for the others.
     Powers of two as scales change no bit of a float32 product.
     """
-    if matrix.const_value is None:  # a layer of a scanned stack
+    if matrix.const_value is None:  # its values are unknown here, as in a scanned layer
         return matrix, None
     numbers = matrix.const_value.numpy()
     largest = np.abs(numbers).max(0)
@@ -126,7 +126,7 @@ def _unfused(
     *,
     scale: float,
 ) -> ir.Value:
-    """Attention of [B, T, H, K]; the mask is added to logits as [B, 1, 1, S], with `near` as [B, 1, T, S]."""
+    """Attention for [B, T, H, K]. Adds the mask to logits as [B, 1, 1, S], with `near` as [B, 1, T, S]."""
     heads, groups = query.shape[2], key.shape[2]
     if graph.for_onnx_runtime and heads == groups and near is None and bias is None:
         return _multi_head_attention(graph, query, key, value, mask, scale=scale)
@@ -140,7 +140,7 @@ def _unfused(
 
 
 def _grouped(graph, query, key, value, mask, near, bias, *, scale: float) -> ir.Value:
-    """`_unfused` where R = H / G query heads share a key: products broadcast over R of [B, G, R, T, K]."""
+    """Like `_unfused`, if R = H / G query heads share a key: products of [B, G, R, T, K] broadcast over R."""
     if bias is not None:
         raise NotImplementedError("grouped heads cannot have a bias of attention")
     (heads, width), groups = query.shape[2:], key.shape[2]
@@ -172,7 +172,8 @@ def _softmax(
 
 
 def _multi_head_attention(graph, query, key, value, mask, *, scale: float) -> ir.Value:
-    # The standard operator Attention is as fast, but quantize_dynamic takes it for com.microsoft.Attention.
+    # The standard operator Attention is as fast, but quantize_dynamic mistakes it for
+    # com.microsoft.Attention.
     given = [graph("Reshape", x, graph.constant([0, 0, -1], np.int64)) for x in (query, key, value)]
     how = {"num_heads": query.shape[2], "scale": scale, "_domain": ONNX_RUNTIME}
     mixed = graph("MultiHeadAttention", *given, None, graph("Cast", mask, to=_INT32), **how)

@@ -54,7 +54,8 @@ def write(
     vectors, float32 [B, D]), `query` and `passage` (texts, string [B] -> vectors) and `search` (texts -> ids,
     string [B, K], and scores, float32 [B, K]). Signatures of a cross-encoder: `score_ids` (ids, and maybe
     token_types, int32 [B, L] -> scores, float32 [B]), `score` (queries and passages, string [B] -> scores).
-    Programs are lowered for CPU, CUDA and TPU. `search` makes the index once TensorFlow is imported.
+    Programs are lowered for CPU, CUDA and TPU. The argument `search` is a function that makes the index,
+    called once TensorFlow is imported.
     """
     programs = exported.form_of(source).programs
     if search is not None and programs[0].name != "query":
@@ -142,8 +143,8 @@ def _signatures(
         return computed[program.compute](*(t.to_tensor(0) for t in tokens))
 
     def of_ids(program: ExportedFunction, ids: tf.Tensor, *types: tf.Tensor) -> tuple[tf.Tensor]:
-        # Requests have the tokenizer's ids. The ids after a row's last token other than the padding token are
-        # padding.
+        # Requests have the tokenizer's ids. In a row, only padding follows the last id that is not the
+        # padding id.
         pad_swap = source.tokenizer.pad_swap
         others = tf.cast(ids != (pad_swap or 0), tf.int32)
         in_text = tf.cumsum(others, axis=1, reverse=True) > 0

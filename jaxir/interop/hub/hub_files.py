@@ -26,7 +26,7 @@ _STATIC = ("StaticEmbedding", "SparseStaticEmbedding")  # modules with a tokeniz
 _READ_TEXTS = ("Transformer", "MLMTransformer", *_STATIC)  # modules with a tokenizer
 _HAVE_WEIGHTS = (*_READ_TEXTS, "Dense", "LayerNorm", "WeightedLayerPooling", "SparseAutoEncoder")
 TOKEN_WEIGHTS = "idf.json"  # weights by token, in place of a SparseStaticEmbedding's tensors
-# Suffixes of all files of weights, to list those that jaxir does not read in an error.
+# Suffixes of all files of weights. An error message lists the found files that jaxir does not read.
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".msgpack", ".h5", ".ot", ".onnx", ".gguf", ".pt", ".pth", ".ckpt")
 
 

@@ -81,8 +81,8 @@ class Encoder(NamedTuple):
 def read_architecture(directory: Path, pad_id: int | None = None) -> Encoder:
     """Reads only config.json; the returned encoder has no parameters.
 
-    `pad_id` is the tokenizer's padding id, which is used in place of config.json's: many folders lack the
-    latter or have a wrong one, and it has no effect, except on models that count positions from it.
+    `pad_id` is the tokenizer's padding id. It replaces the one of config.json, which is often missing or
+    wrong: most models ignore it, but some count positions from it.
     """
     path = directory / "config.json"
     config, named = hf_config.parse(read_json(path), path)
@@ -200,7 +200,7 @@ def save_tokenizer(directory: Path, model: StoredModel, max_length: int) -> None
 
 
 def length_of(model: StoredModel, tower: str) -> int:
-    """Returns the maximum number of tokens of a tower's texts; an SDE's one tower has the larger of two."""
+    """Returns the maximum number of tokens of a tower's texts; in an SDE, the larger one of both sides."""
     lengths = {"query": model.settings.query_max_length, "passage": model.settings.passage_max_length}
     return max(lengths.values()) if model.config.sharing == "sde" else lengths[tower]
 
@@ -283,7 +283,7 @@ def current_name(name: str) -> str:
 
 
 def _renamed(tensors: dict[str, np.ndarray], codec: HuggingFace) -> dict[str, np.ndarray]:
-    """Returns tensors by their current names, with those that older folders concatenate split."""
+    """Returns tensors by their current names; splits tensors that older folders concatenate."""
     for pattern, *names in codec.renamed:
         found = {}
         for name, value in tensors.items():

@@ -28,7 +28,7 @@ from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import HuggingFace, ScoreHead
 from jaxir.models.cross_encoder import CrossEncoderConfig
 
-# Other functions of the logit would give scores of another meaning.
+# Supported functions of the logit. Any other function would give scores another meaning.
 _OUTPUTS = ("Identity", "Sigmoid")
 _LOGIT = "torch.nn.modules.linear.Identity"
 _TYPES, _TYPE_TABLE = "token_type_ids", "embeddings.token_type.embedding"
@@ -157,7 +157,7 @@ def _settings(
         raise UserError(f"{directory / 'config.json'}: {_READS} {reads!r:.40} needs a newer jaxir")
     if reads == "expanded_query":
         found = dataclasses.replace(found, query_max_length=length)
-    if (directory / hub_files.ST_MODULES).exists():  # sentence-transformers reads prompts only with this file
+    if (directory / hub_files.ST_MODULES).exists():  # without this file sentence-transformers ignores prompts
         named, default = about["prompts"], about.get("default_prompt_name")
         prompts = {"query_prompt": named.get(default, ""), "named_prompts": named}
         found = dataclasses.replace(found, **prompts, default_prompt_name=default)

@@ -70,7 +70,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, where: str) -> StoredModel:
-    """Returns the hybrid encoder that a dual encoder's encoder begins; returns a hybrid encoder as it is.
+    """Returns a hybrid encoder: a dual encoder's encoder with new heads; leaves a hybrid encoder unchanged.
 
     Both new linear maps are drawn from N(0, 1 / width), without bias.
 
@@ -81,7 +81,7 @@ def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, wher
       where: the model's name, with which errors begin.
 
     Raises:
-      UserError: the model is another one, or `dimension` is not that of a hybrid encoder.
+      UserError: the model is of another form, or `dimension` differs from a given hybrid encoder's.
     """
     config = model.config
     if isinstance(config, HybridEncoderConfig):
@@ -140,7 +140,7 @@ def special_tokens(tokenizer: Tokenizer) -> dict[str, tuple[int, ...]]:
 
 
 def view(model: StoredModel, kind: str | None) -> StoredModel:
-    """Returns a hybrid encoder as a model of another kind, with the parameters of that kind's head alone.
+    """Returns a hybrid encoder as a model of another kind, with only the parameters of that kind's head.
 
     If `kind` is None or no head is of this kind, the model itself is returned.
     """

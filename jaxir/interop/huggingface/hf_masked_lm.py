@@ -1,4 +1,4 @@
-"""Masked language models in Hugging Face folders, in and out, by each family's `TokenHead`."""
+"""Reads and writes Hugging Face folders of masked language models, by each family's `TokenHead`."""
 
 import dataclasses
 import re
@@ -74,7 +74,7 @@ def read(directory: Path) -> StoredModel:
     encoder, tokenizer = hf.read(directory)
     config, head = _read_head(directory, config, encoder)
     params = encoder.in_model | head
-    for name, value in params.items():  # damage would not show in the words that a frozen generator fills in
+    for name, value in params.items():  # words that a damaged model fills in may look right
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
     length = config.backbone.max_positions or hf.DEFAULT_LENGTH

@@ -1,4 +1,4 @@
-"""Reads folders of sentence-transformers' SparseEncoder; makes sparse encoders of language models.
+"""Reads folders of sentence-transformers' SparseEncoder; makes sparse encoders from language models.
 
 `st_sparse_chain` reads one side of a folder, `st_sparse_folder` writes folders.
 """
@@ -42,7 +42,7 @@ def read(directory: Path) -> StoredModel:
 
 
 def from_language_model(directory: Path) -> StoredModel:
-    """Makes a sparse encoder with maximum pooling of a masked language model's folder."""
+    """Makes a sparse encoder with maximum pooling from the folder of a masked language model."""
     model = hf_masked_lm.read(directory)
     return dataclasses.replace(model, config=st_sparse_chain.language_model_config(model))
 
@@ -55,10 +55,10 @@ def kind_of_start(spec: str) -> str | None:
 
 
 def with_new_head(found: StoredModel, *, seed: int, where: str) -> StoredModel:
-    """Returns the sparse encoder that a dual encoder's encoder begins, with a new head of a language model.
+    """Returns a sparse encoder: a dual encoder's encoder with a new language-model head.
 
     Logits are products with the encoder's token vectors. The dense layer is drawn from N(0, 0.02^2) with
-    `seed`, as BERT's. The bias starts at `_START`, so that few weights are above 0.
+    `seed`, as in BERT. The bias starts at `_START`, so that few weights are above 0.
 
     Raises:
       UserError: the model has two encoders or is no dual encoder, or its backbone has no such head.

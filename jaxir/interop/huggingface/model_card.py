@@ -74,7 +74,7 @@ print(model.predict([("where is the treaty kept?", "The treaty is kept in the ar
 
 
 class _Run(NamedTuple):
-    """What a training run's directory says; all empty for a model that is not a run."""
+    """What a training run's directory records; all fields are empty for a model that is not a run."""
 
     settings: Mapping[str, Any] = {}
     metrics: Mapping[str, float] = {}

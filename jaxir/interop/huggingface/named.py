@@ -54,7 +54,7 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
 
     `name` is as in `hub.resolve`. If `kind` is None, the model is a cross-encoder if the files say so, else a
     dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
-    "hf" gets `stored.shapes_alone`.
+    "hf" gets placeholders (`stored.shapes_alone`).
     """
     if form == "st" and kind not in ("cross_encoder", "seq2seq"):
         return _read_sentence_transformers(name, kind)
@@ -90,7 +90,7 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
 
 
 def _pooling(directory: Path) -> Pooling:
-    """Returns the pooling of a folder without one, as sentence-transformers chooses it.
+    """Returns the pooling of a folder that names none, as sentence-transformers chooses it.
 
     A model that was trained to predict the next token sees all of a text only at its last token.
     """

@@ -1,4 +1,4 @@
-"""Reads and writes folders of PEFT (huggingface/peft): adapters (LoRA) for an encoder that each names."""
+"""Reads and writes folders of PEFT (huggingface/peft): adapters (LoRA), and the name of their encoder."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Tensor(NamedTuple):
     """A kernel of a folder of transformers.
 
     Attributes:
-      ours: the shape [I, O] of each of jaxir's kernels that it holds, one behind the other along the output.
-      split: maps an array in torch's layout [O, X] to {our name: [X, O of it]}.
-      join: maps {our name: [X, O of it]} to an array in torch's layout [O, X].
+      ours: the shape [I, O] of each of jaxir's kernels in it, which are concatenated along the output.
+      split: maps an array in torch's layout [O, X] to {jaxir's name: its part [X, O]}.
+      join: maps {jaxir's name: its part [X, O]} to an array in torch's layout [O, X].
     """
 
     ours: Mapping[str, tuple[int, int]]
@@ -70,7 +70,7 @@ def read(
     """Returns the adapters of a PEFT folder and their parameters by canonical name.
 
     Adapters with several ranks and factors get the largest rank (with zeros) and the most frequent factor.
-    Layers without an adapter whose namesakes have one get zeros.
+    If a layer has an adapter, layers with the same name in other blocks get one, too, of zeros if need be.
 
     Args:
       directory: the folder.
@@ -148,8 +148,8 @@ def write(
 ) -> None:
     """Writes a folder that PEFT and `read` open; `base` is the adapted model's name.
 
-    A kernel that transformers stores as one and jaxir as several gets their adapters side by side, with the
-    sum of their ranks.
+    Some kernels of transformers are several kernels in jaxir. The adapters of these are then concatenated,
+    and their ranks added.
     """
     arrays: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}

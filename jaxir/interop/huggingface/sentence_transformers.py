@@ -161,7 +161,7 @@ def read_tower(directory: Path, modules: _Modules, about: Mapping[str, Any]) -> 
                 f"{directory}: similarity {similarity!r} is not supported, only cosine and dot; give another"
                 " model"
             )
-    elif truncated:  # the vectors are normalised before they are truncated, and compared by cosine after it
+    elif truncated:  # normalised before truncation, compared by cosine after it
         truncated = (AfterPooling(kind="normalize"), *truncated)
     fields = {
         "projection": after.projection,
@@ -237,7 +237,7 @@ def _is_shared(config: DualEncoderConfig, part: _Part) -> bool:
 
 
 def parts_of(model: StoredModel, tower: str) -> list[_Part]:
-    """Returns the modules of a tower, without a last Normalize."""
+    """Returns the modules of a tower, without a Normalize at the end."""
     config = model.config
     prefix = f"{tower}_" if config.sharing == "ade" else ""
     if isinstance(config.backbone, WordVectorsConfig):

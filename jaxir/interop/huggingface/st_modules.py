@@ -66,7 +66,7 @@ class PooledVector:
 
     Attributes:
       projection: the first module, if it is a plain linear map.
-      after_pooling: further modules, without a last Normalize.
+      after_pooling: further modules, without a Normalize at the end.
       normalized: whether the last module is a Normalize.
       params: the modules' parameters, by their names in an SDE.
     """
@@ -78,7 +78,7 @@ class PooledVector:
 
 
 def read_pooling(path: Path) -> tuple[str | tuple[str, ...], bool]:
-    """Returns (pooling, or several, whether it includes the tokens of prompts)."""
+    """Returns (the pooling, or several poolings; whether they include the tokens of prompts)."""
     content = read_json(path, dict[str, Any])
     mode = content.get("pooling_mode")
     if mode is None:

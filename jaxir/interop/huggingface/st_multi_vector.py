@@ -64,7 +64,7 @@ def read(directory: Path) -> StoredModel:
         {**defaults, **content}.get("query_expansion"), path, tokenizer, transformer.query_max_length
     )
     if mask is None and expansion is not None and not expansion.attend:
-        expansion = None  # further tokens would be neither attended nor scored
+        expansion = None  # added tokens would be neither attended nor scored
     try:
         config = MultiVectorConfig(
             backbone=encoder.config,
@@ -85,7 +85,7 @@ def read(directory: Path) -> StoredModel:
     settings = EncoderSettings(
         query_max_length=query_length,
         passage_max_length=transformer.passage_max_length,
-        # Unlike a dual encoder's, a text without a prompt of its side gets no default prompt.
+        # A side without its own prompt gets no default prompt, unlike in a dual encoder.
         query_prompt=named.get("query", ""),
         passage_prompt=named.get("document", ""),
         named_prompts=named,

@@ -170,6 +170,6 @@ def _words(tokenizer: Tokenizer, ids: Any) -> list[str]:
 
 
 def _id_in_file(tokenizer: Tokenizer, i: int) -> int:
-    """Returns the id in the tokenizer's file of an id that `Tokenizer.own_ids` gives."""
+    """Converts an id of `Tokenizer.own_ids` to the same token's id in the tokenizer's file."""
     pad_id = tokenizer.pad_swap or 0
     return {pad_id: 0, 0: pad_id, PADDING_TOKEN: pad_id}.get(i, i)

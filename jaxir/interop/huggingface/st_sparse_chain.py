@@ -57,7 +57,7 @@ def chains(directory: Path) -> list[Modules]:
 
 
 def form_of(directory: Path, modules: Modules) -> str:
-    """Returns the form of a side, a key of `sparse_forms.FORMS`; refuses others.
+    """Returns the form of a side, a key of `sparse_forms.FORMS`; refuses any other form.
 
     `modules` are without a Normalize at the end.
     """
@@ -166,7 +166,7 @@ def _read_language_model(directory: Path, modules: Modules) -> StoredModel:
 
 
 def language_model_config(model: StoredModel, **how: Any) -> SparseEncoderConfig:
-    """Returns the configuration of the sparse encoder that a masked language model begins."""
+    """Returns the configuration of a sparse encoder made from a masked language model."""
     of_model = {f.name: getattr(model.config, f.name) for f in dataclasses.fields(model.config)}
     return SparseEncoderConfig(**of_model, **how)
 
@@ -256,7 +256,7 @@ def _read_static(directory: Path, modules: Modules) -> StoredModel:
 
 
 def static_length(folder: Path) -> int:
-    """Returns the maximum number of tokens of a text with stored weights: its tokenizer's."""
+    """Returns the maximum number of tokens of a text with stored weights, a setting of the tokenizer."""
     path = folder / tokenizer_files.CONFIG
     limit = read_optional_json(path).get("model_max_length")
     if limit is None or (isinstance(limit, int | float) and limit > _UNLIMITED):

@@ -17,7 +17,7 @@ from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import SINGLE, read_json, write_json, write_tensors
 from jaxir.models.sparse_forms import PooledTokensConfig, SparseCodesConfig, SparseStaticConfig
 
-# Modules of every version since 5.0, in which the classes of sparse encoders appeared.
+# Python modules of these classes in every version since 5.0, the first with sparse encoders.
 _SPARSE, _DENSE = "sentence_transformers.sparse_encoder.models", "sentence_transformers.models"
 _OF_SPARSE = ("MLMTransformer", POOLING, CODES, STATIC)
 _TOKENS = "token_embeddings"

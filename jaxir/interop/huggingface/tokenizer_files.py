@@ -81,7 +81,7 @@ def load(directory: Path, model: Path | None = None) -> Tokenizer:
                 " lacks; write a tokenizer.json that has it by transformers'"
                 " AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
             )
-    # Without a tokenizer.json transformers makes one by tokenizer_config.json.
+    # Without a tokenizer.json, transformers builds the tokenizer from tokenizer_config.json.
     content = read_optional_json(directory / _JSON)
     side = config.get("truncation_side", (content.get("truncation") or {}).get("direction", "right"))
     if str(side).lower() != "right":
@@ -94,7 +94,7 @@ def load(directory: Path, model: Path | None = None) -> Tokenizer:
     about = read_optional_json(model / "config.json")
     named = config.get("tokenizer_class") or about.get("tokenizer_class")
     by_type, of_type = named is None, ""
-    if (model_type := about.get("model_type")) is not None:  # stored weights have no model
+    if (model_type := about.get("model_type")) is not None:  # a module of stored weights has no model
         codec = backbones.of_model_type(model_type, where=model / "config.json")[1]
         if not codec.heeds_tokenizer_class:
             return tokenizer

@@ -129,7 +129,7 @@ def name_of(config: ModelConfig) -> str:
     Raises:
       UserError: no kind has such a configuration.
     """
-    # A form of sparse encoders is a special dual encoder, so later kinds come first.
+    # One form of sparse encoder is also a dual encoder, so the later, more special kinds are tried first.
     for name, kind in reversed(KINDS.items()):
         if isinstance(config, kind.config):
             return name

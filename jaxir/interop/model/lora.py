@@ -100,13 +100,13 @@ def _sum(kernel: Any, down: np.ndarray, up: np.ndarray) -> LazyArray:
 
 
 def completed(params: Mapping[str, Any], names: Iterable[str], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a model's parameters `names`: its own, and for all others those of its base."""
+    """Returns the parameters `names` of a model; takes those that are not in `params` from its base."""
     found = {name: (name, params) if name in params else (_in_base(name, base), base) for name in names}
     return {name: where[key] for name, (key, where) in found.items() if key is not None}
 
 
 def _in_base(name: str, base: Mapping[str, Any]) -> str | None:
-    """Returns the name in the base of a model's parameter; None if the base lacks it.
+    """Returns the name that a model's parameter has in the base; None if the base lacks it.
 
     Both towers of an ADE were copied from one tower of the base.
     """
@@ -116,7 +116,7 @@ def _in_base(name: str, base: Mapping[str, Any]) -> str | None:
 def digest_of(params: Mapping[str, Any]) -> str:
     """Returns a hash of the names and shapes of parameters, and of the values of vectors.
 
-    A changed model has other norms and biases, and reading only these takes no time.
+    If a model has changed, so have its norms and biases, and reading only these vectors is fast.
     """
     digest = hashlib.sha256()
     for name in sorted(params):

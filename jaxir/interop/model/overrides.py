@@ -16,7 +16,8 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import Pooling, Projection, Sharing
 from jaxir.models.quantized import Scheme
 
-PLAIN_LENGTH = 512  # maximum number of tokens per text; a step on ModernBERT's 8,192 fits on no device
+# Maximum number of tokens per text; training on ModernBERT's maximum of 8,192 fits no device.
+PLAIN_LENGTH = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

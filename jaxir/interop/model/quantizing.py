@@ -101,7 +101,7 @@ class Part:
 
 
 def _quantized(value: Any, how: How, ends: Ends) -> tuple[np.ndarray, np.ndarray]:
-    """Quantises the part of `value` between `ends`, which cuts no block that shares a scale, in pieces."""
+    """Quantises, in pieces, the part of `value` between `ends`, which must not cut a block with one scale."""
     starts, shape = [start for start, _ in ends], [stop - start for start, stop in ends]
     numbers, scales = aligned(how.kept(shape), how.dtype), aligned(how.blocks(shape), np.float32)
     other = len(shape) + (-1 if how.axis == -2 else -2)

@@ -35,7 +35,7 @@ from jaxir.runtime.partitioning import Partitioner
 
 # Fields of a backbone that determine only how it is computed; they are excluded from fingerprints.
 EXECUTION = ("dtype", "remat", "scan_layers")
-DROPOUT = "dropout_rate"  # suffix of the names of dropout rates, which are excluded, too
+DROPOUT = "dropout_rate"  # suffix of names of dropout rates, also excluded from fingerprints
 
 _HASHED_AT_ONCE = 1 << 24  # numbers of a parameter that are read and hashed at a time
 
@@ -170,7 +170,7 @@ def abstract_model(config: BackboneConfig | ModelConfig) -> nnx.Module:
 
 @functools.lru_cache(maxsize=32)
 def _outline(config: BackboneConfig | ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-    """Returns an abstract model; cached, because a start needs it several times."""
+    """Returns an abstract model; cached, because a run's start needs it several times."""
     return nnx.split(abstract_model(config))
 
 
@@ -268,7 +268,7 @@ def rounded(config: ModelConfig, params: Mapping[str, Any], weights: Scheme | No
 
 
 def halved_outline(model: nnx.Module) -> nnx.Module:
-    """Returns a model of shapes with the types of parameters that `build(halved=True)` gives it."""
+    """Returns an abstract model with the parameter types that `build(halved=True)` would give it."""
     graphdef, state = nnx.split(model)
     low = _in_bfloat16(graphdef, state)
 

@@ -134,7 +134,7 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     whole = isinstance(record, dict) and isinstance(record.get("settings"), dict)
     if not whole or not fits(record.get("dev_value"), float | None):
         raise Damaged(f"{path} is damaged: not the record of a checkpoint; copy the checkpoint again")
-    if record != sealed(record) and "checksums" in record:  # older versions wrote no checksums, no SHA-256
+    if record != sealed(record) and "checksums" in record:  # older versions wrote neither of the two
         raise Damaged(f"{path} is damaged: it does not match its sha256; copy the checkpoint again")
     if record.get("step") != int(checkpoint.name):
         raise Damaged(f"{path} is damaged: it is the record of another step; copy the checkpoint again")

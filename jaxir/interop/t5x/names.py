@@ -190,7 +190,7 @@ def _path(name: str, gated: bool) -> str:
 
 
 def _with_tables(arrays: Mapping[str, Any], encoders: list[str]) -> dict[str, Any]:
-    """Moves the token table to its path by `_path`: it can be in the encoder, or shared by two encoders."""
+    """Moves the token table to the path that `_path` gives; a checkpoint may share it between encoders."""
     found = dict(arrays)
     if encoders == ["encoder"]:
         inner = f"encoder/{_TOKEN_PATH}"

@@ -1,4 +1,4 @@
-"""A checksum of each stored array: the sum of the checksums of its parts, in whichever way it is cut.
+"""A checksum of each stored array. It is the sum of its parts' checksums, however the array is cut.
 
 An array's checksum is the sum, modulo 2^32, of a hash of each element's bits and position. The change of one
 element always changes the sum; other damage goes unnoticed once in 2^32. The sum does not depend on how the
@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-_STEP, _FACTOR = 0x9E3779B1, 0x7FEB352D  # odd, so multiplication maps 32 bits to 32 bits one to one
+_STEP, _FACTOR = 0x9E3779B1, 0x7FEB352D  # odd factors, so no two 32-bit numbers have the same product
 _BLOCK = 1 << 15  # elements hashed at a time, few enough for the processor's cache
 
 

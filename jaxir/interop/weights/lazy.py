@@ -152,7 +152,7 @@ def loaded(value: Any, dtype: Any = np.float32, index: Index = ()) -> np.ndarray
 
 
 def aligned(shape: Sequence[int], dtype: Any) -> np.ndarray:
-    """Returns an empty array at a multiple of 64 bytes, which JAX uses on a CPU without a copy."""
+    """Returns an empty array aligned to 64 bytes, because JAX on a CPU uses such arrays without a copy."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     start = -raw.ctypes.data % 64

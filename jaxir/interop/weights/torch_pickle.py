@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 
-# A tensor may have more numbers than its storage, as stride 0 repeats them. This maximum keeps a small file
-# from filling the memory.
+# A tensor with stride 0 repeats its storage, so it may be larger. This maximum keeps a small file from
+# filling the memory.
 _MAX_REPEATED = 1 << 24
 
 
@@ -61,7 +61,7 @@ def parse(content: bytes, path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a state dict by name; `path` is for error messages."""
     try:
         for instruction, argument, _ in pickletools.genops(content):
-            # For a value with number N, pickle reserves memory for N values.
+            # pickle reserves memory for N values if a value is stored under the number N.
             if instruction.name == "LONG_BINPUT" and argument > len(content):
                 raise ValueError(f"a value has number {argument}, but there are {len(content)} bytes")
         found = _Unpickler(content, path).load()

@@ -35,7 +35,8 @@ def open_file(path: Path) -> dict[str, LazyArray]:
             raise UserError(f"{path}: truncated, or not a file of torch.save; copy it again")
         archive = _Archive(path, file)
         order, content = archive.read(_ORDER, b"little"), archive.read(_PICKLE)
-        # torch can be configured to write no checksums. Then the checksum of the byte order is wrong, too.
+        # torch can be configured to write no checksums. A wrong checksum of the member "byteorder" shows
+        # this.
         has_sums = archive.is_intact(_ORDER, order)
         if has_sums and not archive.is_intact(_PICKLE, content):
             raise UserError(f"{path}: its list of tensors is damaged (wrong checksum); copy the file again")

@@ -23,7 +23,7 @@ _MULTIPLE = 8  # passages are padded to a multiple of this number of tokens, so 
 WINDOW = 128  # questions batched together; an interruption loses at most one window
 
 
-@functools.lru_cache(maxsize=16)  # programs are cached by the function, so equal settings must share one
+@functools.lru_cache(maxsize=16)  # a function object has its own programs, so equal settings must share it
 def _answer_function(how: Decoding, passages: int) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
     def outputs(model: Seq2SeqModel, ids: jax.Array) -> jax.Array:
         rows, columns = ids.shape
@@ -48,7 +48,7 @@ class Reader(Generator):
     ) -> list[list[str]]:
         """Returns outputs for the questions number `examples` [N], best first, without empty outputs."""
         # A row interleaves the passages: the first tokens of all passages, then the second tokens, and so on.
-        # So padding at the end of the row pads each passage.
+        # Padding added at the end of a row is then split evenly over its passages.
         sources = questions.sources(examples)
         longest = longest_of(sources)
         longest = np.minimum(-(-longest // _MULTIPLE) * _MULTIPLE, questions.length)

@@ -87,7 +87,7 @@ def dev_questions(
 
 
 class AnsweredDataset(Dataset):
-    """Questions, their passages, and a random answer for each step, like in Fusion-in-Decoder."""
+    """Questions with passages and, drawn anew at each step, one answer, as in Fusion-in-Decoder."""
 
     def __init__(
         self,

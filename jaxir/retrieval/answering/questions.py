@@ -111,7 +111,7 @@ def read_questions(
       run: a TREC run file in which the lines of a query are consecutive.
       passages: P, the maximum number of passages per question.
       length: maximum number of tokens of a question with a passage.
-      of: ids of the questions to read; None: all questions.
+      of: ids of the questions to read; None reads all.
       on_bad_input: what to do with malformed lines of queries and corpus; None: stop.
     """
     collector = on_bad_input or OnBadInput("stop")

@@ -1,4 +1,4 @@
-"""Loads an encoder of texts of any kind."""
+"""Loads a text encoder, whichever kind of encoder its files hold."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def load_encoder(spec: str, *, weights: Scheme | None = None, **how: Any) -> Any
       **how: further arguments of the encoder's `load`.
 
     Raises:
-      UserError: the model is of another kind or cannot be read, or `weights` is given for another encoder
-        than a dual encoder.
+      UserError: the model is of another kind or cannot be read, or `weights` is given and the model is not a
+          dual encoder.
     """
     if (kind := kind_of(spec)) not in _CLASSES:
         return DualEncoder.load(spec, weights=weights, **how)
@@ -36,14 +36,14 @@ def load_encoder(spec: str, *, weights: Scheme | None = None, **how: Any) -> Any
 
 
 def load_served(spec: str, *, weights: Scheme | None = None, **how: Any) -> AnyEncoder | HybridEncoder:
-    """Returns what `load_encoder` does, but a hybrid encoder with all its heads."""
+    """Like `load_encoder`, but opens a hybrid encoder with all its heads."""
     if weights is None and kind_of(spec) == "hybrid_encoder":
         return HybridEncoder.load(spec, **how)
     return load_encoder(spec, weights=weights, **how)
 
 
 def kind_of(spec: str) -> str | None:
-    """Returns the kind of a model; None if it cannot be opened, for which `load` has the message."""
+    """Returns the kind of a model; None if it cannot be opened, so that `load` reports the error."""
     try:
         return model_dir.kind_of(spec)
     except UserError:

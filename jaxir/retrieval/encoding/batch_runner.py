@@ -22,13 +22,14 @@ from jaxir.runtime.partitioning import Partitioner
 from jaxir.runtime.program_store import ProgramStore
 
 WINDOW = 16_384  # rows tokenised, sorted and batched together: enough to fill batches, few enough for memory
-# Number of threads that each run a batch. One fills a batch or fetches results while the other computes.
-# On a CPU, single-core parts of two programs overlap.
+# Number of threads that run batches. While one thread computes, the other fills a batch or fetches results.
+# On a CPU, parts of a program that use one core overlap with the other thread's program.
 RUNNERS = 2
-BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device; the fastest measured value
+BATCH_TOKENS = {"cpu": 1024}  # tokens of a batch on one device; the fastest of the values tried
 ACCELERATOR_BATCH_TOKENS = 32_768
-# Number of batches that one more compiled shape must save. On a CPU, compiling takes as long as 3 batches of
-# MiniLM. The value is lower, because `jaxir.runtime.compile_cache` keeps compiled programs for later runs.
+# One more shape is compiled only if it saves the time of this many batches. On a CPU, compiling takes as long
+# as 3 batches of MiniLM. The value is lower, because `jaxir.runtime.compile_cache` keeps compiled programs
+# for later runs.
 SHAPE_COST = {"cpu": 0.5}
 ACCELERATOR_SHAPE_COST = 8
 # The minimum size of a CUDA graph, set so high that none is made. Recording one while another thread runs or
@@ -51,7 +52,7 @@ class Runner:
         self.partitioner = partitioner
         self.batch_tokens = batch_tokens or BATCH_TOKENS.get(platform, ACCELERATOR_BATCH_TOKENS)
         self._shape_cost = int(SHAPE_COST.get(platform, ACCELERATOR_SHAPE_COST) * self.batch_tokens)
-        # Two programs with collectives deadlock if devices receive them in different orders.
+        # Programs that communicate between devices deadlock if devices receive them in different orders.
         self._dispatch_lock = threading.Lock() if partitioner.mesh.size > 1 else contextlib.nullcontext()
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
@@ -82,7 +83,8 @@ class Runner:
         """Runs N rows of any lengths in batches of few shapes (see `batching`).
 
         Args:
-          *columns: the function's arguments, each N rows of token ids; row i has the same length in all.
+          *columns: the function's arguments, each N rows of token ids; row i has the same length in every
+              column.
           row_shape: the shape of the result for a row.
           dtype: the type of the result.
           **how: further arguments of `batches`.
@@ -202,7 +204,7 @@ def _program(
     partitioner: Partitioner,
     function: Function,
 ) -> CompiledShapes:
-    """Compiled programs are only for parameters of `types`: int8 and nf4 have the same tree."""
+    """`types` keeps the programs of int8 and nf4 apart, whose parameter trees have equal structure."""
 
     def run(parameters: list[jax.Array], arrays: tuple[jax.Array, ...]) -> jax.Array:
         with partitioner():

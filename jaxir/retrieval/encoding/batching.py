@@ -1,9 +1,10 @@
 """Plans batches of few shapes with little padding.
 
 Texts are sorted by their number of tokens, the longest first. A batch has the length of its longest text,
-rounded up to a multiple of 8, and as many rows as the token budget allows at that length. So batches of one
-length share one compiled program, and only the last batch, of the shortest texts, is partial. For few texts,
-compiling another program takes longer than padding; `choose_lengths` minimises the sum of both costs.
+rounded up to a multiple of 8, and as many rows as the token budget allows at that length. Batches of one
+length therefore share a compiled program. Only the last batch, which has the shortest texts, is partial. For
+few texts, compiling another program takes longer than padding; `choose_lengths` minimises the sum of both
+costs.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def choose_lengths(token_counts: np.ndarray, shape_cost: int) -> np.ndarray:
         return np.zeros([0], np.int64)
     steps = np.maximum(1, -(-np.asarray(token_counts) // LENGTH_STEP))
     texts_up_to = np.cumsum(np.bincount(steps))
-    # best[i] is the least cost for all texts of at most i steps, if i steps is the longest length.
+    # best[i] is the least cost of all texts of at most i steps, if the longest batches have i steps.
     best = np.zeros(len(texts_up_to))
     previous = np.zeros(len(texts_up_to), np.int64)
     for i in range(1, len(texts_up_to)):
@@ -133,7 +134,7 @@ def _partial_rows(count: int, full: int, row_multiple: int) -> int:
 
 
 def padded_tokens(vectors: Sequence[np.ndarray], batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors [rows, length, D] of a batch's texts and which are tokens."""
+    """Returns the padded vectors [rows, length, D] of a batch's texts, and a mask of the real tokens."""
     found = np.zeros([batch.rows, batch.length, vectors[0].shape[1]], np.float32)
     mask = np.zeros([batch.rows, batch.length], bool)
     for row, some in enumerate(vectors):

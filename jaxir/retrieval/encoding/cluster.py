@@ -120,7 +120,7 @@ class _WorkerProcess:
     """The Ray actor in each process of the cluster. It returns a UserError instead of raising it."""
 
     def __init__(self, start: bytes):
-        keep_compiled_programs()  # must precede the import of JAX, which the worker does
+        keep_compiled_programs()  # must be called before the worker imports JAX
         started = _or_error(lambda: pickle.loads(start)())
         self._call = (lambda _: started) if isinstance(started, UserError) else started
 

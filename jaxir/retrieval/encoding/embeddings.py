@@ -233,7 +233,7 @@ def _describe(
 
 @contextlib.contextmanager
 def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
-    """Locks `output`, and writes its manifest if it is incomplete. Raises a UserError for another run's."""
+    """Locks `output` and writes a missing manifest. Raises a UserError if it belongs to another run."""
     with locked(output, f"another process is writing {output}") as lock:
         stored = read_info(output) if (output / MANIFEST).exists() else info
         changed = next((n for n in _SAME if getattr(stored, n) != getattr(info, n)), None)
@@ -244,7 +244,7 @@ def _writing(output: Path, info: EmbeddingsInfo) -> Iterator[Lock]:
                 " give the same value, or another output"
             )
         if not (stored.complete and all(is_written(output, n) for n in range(info.shards))):
-            # Remove ids and counts that another run may have left; it left no vectors.
+            # Another run may have left ids and counts, but no vectors: remove them.
             others = () if changed is None else (shard_files("*")[0], cut_file("*"), lengths_file("*"))
             for leftover in itertools.chain.from_iterable(map(output.glob, (".*.part", *others))):
                 leftover.unlink()

@@ -80,8 +80,8 @@ def fixed_dimensions(
     Args:
       vectors: [T, D], those of all texts' tokens, one text after the other.
       lengths: [N], the numbers of tokens, which add up to T; a text without tokens gets zeros.
-      tower: sums of queries are divided by `repetitions`; a passage gets means, and an empty cluster the
-        token with the fewest different bits (section 2.1), the first of several.
+      tower: whether texts are queries or passages. A query's sums are divided by `repetitions`. A passage's
+          clusters have means; an empty cluster gets the token with the fewest different bits (section 2.1).
       how: the settings.
 
     Raises:
@@ -107,7 +107,7 @@ class _Drawn(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _drawn(how: FixedDimension, dimension: int) -> _Drawn:
-    # The numbers of RandomState never change between versions of NumPy, which those of a Generator may.
+    # RandomState gives the same numbers in all versions of NumPy; those of a Generator may change.
     random = np.random.RandomState(how.seed)
     planes = random.standard_normal((dimension, how.repetitions * how.bits)).astype(np.float32)
     projections = sketch = None
@@ -164,7 +164,8 @@ def _fill(
     if not len(full):
         return
     bits = np.array([n.bit_count() for n in range(clusters)], np.int32)
-    # The number of different bits and the token's number, in one key whose minimum is the nearest token's.
+    # Each key combines a token's number of different bits and its index; the least key is the nearest
+    # token's.
     keys = (
         bits[codes[:, :, None] ^ np.arange(clusters)] * total
         + np.arange(total, dtype=np.int32)[:, None, None]

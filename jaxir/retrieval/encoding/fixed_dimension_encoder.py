@@ -17,7 +17,8 @@ from jaxir.storage import fingerprints
 
 
 class FixedDimensionEncoder:
-    """Encodes texts as `MultiVectorEncoder` does, then each text's tokens as one vector [F].
+    """Encodes texts as `MultiVectorEncoder` does, then combines each text's token vectors into one vector
+    [F].
 
     Attributes:
       encoder: the `MultiVectorEncoder`.
@@ -78,5 +79,5 @@ class FixedDimensionEncoder:
 
 
 def fingerprint_of(model: str, fde: Mapping[str, int] | None) -> str:
-    """Returns the fingerprint of vectors of a multi-vector encoder with `model`'s fingerprint."""
+    """Returns the fingerprint of vectors made with settings `fde` by the model with fingerprint `model`."""
     return model if fde is None else fingerprints.of_values(model, sorted(fde.items()))

@@ -23,7 +23,7 @@ from jaxir.runtime.partitioning import MeshConfig
 BATCH_TOKENS = {"cpu": 4096}
 
 
-@functools.lru_cache(maxsize=16)  # programs are cached by the function, so equal settings must share one
+@functools.lru_cache(maxsize=16)  # a function object has its own programs, so equal settings must share it
 def _generate_function(how: Decoding) -> Callable[[Seq2SeqModel, jax.Array], jax.Array]:
     def outputs(model: Seq2SeqModel, ids: jax.Array) -> jax.Array:
         return model.generate(ids, how)
@@ -102,7 +102,7 @@ class Generator:
         num_windows: int = 1,
         on_batch: Callable[[int], Any] | None = None,
     ) -> list[list[str]]:
-        """Writes outputs for texts.
+        """Generates outputs for texts.
 
         Args:
           texts: N texts; each is truncated at the model's maximum length.

@@ -51,7 +51,7 @@ class HybridTexts(NamedTuple):
     tokens: list[np.ndarray]
 
     def chosen(self, numbers: Sequence[int]) -> HybridTexts:
-        """Returns the texts with these numbers, in their order."""
+        """Returns the features of the texts at these positions, in the order of `numbers`."""
         rows = list(numbers)
         return HybridTexts(self.dense[rows], self.sparse[rows], [self.tokens[i] for i in rows])
 
@@ -190,7 +190,7 @@ class HybridEncoder:
         return self.settings.of_tower(tower)
 
     def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
-        """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0."""
+        """Returns a dict {token: weight} for each row of weights [N, V]: the largest first, without zeros."""
         return named_weights(matrix, self.token_names)
 
     @functools.cached_property
@@ -258,7 +258,7 @@ class HybridEncoder:
 
 
 def _csr(rows: Iterable[tuple[np.ndarray, np.ndarray]], size: int) -> sparse.csr_matrix:
-    """Returns the weights [N, V] of texts from (token ids, weights) of each."""
+    """Returns a matrix [N, V] of token weights, made from (token ids, weights) of each text."""
     rows = list(rows)
     starts = np.cumsum([0, *(len(ids) for ids, _ in rows)])
     ids = np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in rows)])

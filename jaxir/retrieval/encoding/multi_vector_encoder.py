@@ -31,7 +31,8 @@ from jaxir.retrieval.encoding.read_ahead import one_ahead
 from jaxir.runtime.cpu import Dtype, settled_dtype
 from jaxir.runtime.partitioning import MeshConfig
 
-# Texts are compared in batches of at most this many tokens, with few lengths: a new length is a new program.
+# `similarity` compares batches of at most this many tokens, padded to few lengths, because each new length
+# compiles a program.
 _QUERY_TOKENS, _PASSAGE_TOKENS = 4096, 16_384
 
 Vectors = Sequence[np.ndarray] | np.ndarray

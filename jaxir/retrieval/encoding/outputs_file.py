@@ -76,7 +76,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True)
 class _Corpus:
-    """A picklable iterable of documents. It does not report malformed lines, which were reported before."""
+    """A picklable iterable of documents. Malformed lines are skipped silently: they were reported before."""
 
     path: Path
     on_bad_input: Policy

@@ -6,7 +6,7 @@ from scipy import sparse
 from jaxir.core.errors import UserError
 from jaxir.models.sparse_config import Score
 
-SEARCHED = ("dot", "cosine")  # the similarities that are products of vectors, perhaps of length 1
+SEARCHED = ("dot", "cosine")  # similarities that an index can compute as products of vectors
 
 
 def similarities(
@@ -65,7 +65,7 @@ def _manhattan(a: sparse.csr_matrix, b: sparse.csr_matrix, pairwise: bool) -> np
     sums, columns = np.asarray(abs(b).sum(1)).reshape(-1), b.tocsc()
     found = np.empty((a.shape[0], b.shape[0]))
     for i, row in enumerate(a):
-        # Only components of the row change the sum of the other vector's absolute components.
+        # Where `row` is 0, |a - b| is |b|. So correct the sum of |b| only at the components of `row`.
         others = columns[:, row.indices].toarray()
         found[i] = -(sums + (np.abs(others - row.data) - np.abs(others)).sum(1))
     return found

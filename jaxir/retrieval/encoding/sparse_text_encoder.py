@@ -37,10 +37,11 @@ from jaxir.runtime.partitioning import MeshConfig
 
 @functools.cache  # one function object for each program (see `batch_runner.Function`)
 def _weigh(limit: int | None, tower: Tower, left_out: int | None) -> Callable[[Any, jax.Array], jax.Array]:
-    """Returns a function to the weights [B, V] of texts, or to the `limit` largest and their tokens.
+    """Returns a function that computes weights [B, V] of texts, or their `limit` largest with the token ids.
 
-    The latter is float32 [B, 2, limit], which holds ids exactly up to 2^24; no vocabulary reaches it.
-    `left_out` is the number of tokens of a prompt that pooling leaves out; None: the model's own.
+    With `limit` the result is float32 [B, 2, limit]; float32 is exact for ids up to 2^24, more than any
+    vocabulary has. `left_out` is the number of tokens of a prompt that pooling leaves out; None: the model's
+    own.
     """
 
     def weigh(model: Any, ids: jax.Array) -> jax.Array:
@@ -60,8 +61,8 @@ def _weigh(limit: int | None, tower: Tower, left_out: int | None) -> Callable[[A
 class SparseEncoder:
     """Encodes queries and passages as weights of tokens, of which most are 0: learned sparse retrieval.
 
-    Texts are batched as `DualEncoder` does. Each batch becomes sparse as it is finished, so no dense matrix
-    of all texts is made. The score of a query and a passage is the product of their weights.
+    Texts are batched as `DualEncoder` does. Each finished batch becomes sparse at once, so there is never a
+    dense matrix of all texts. The score of a query and a passage is the product of their weights.
 
     Attributes:
       model: the module, of one of the forms in `models.sparse_forms`.
@@ -71,7 +72,7 @@ class SparseEncoder:
       fingerprint: identifies the weights and the tokenizer.
       spec: the name by which the model was loaded; None for a model that was never saved.
       dimension: V, the number of tokens of the vocabulary, or of codes of a SparseAutoEncoder.
-      max_active_dims: the number of weights of a text that are kept, the largest; None: all.
+      max_active_dims: how many of a text's largest weights are kept; None: all.
       similarity_fn_name: how `similarity` compares vectors: "dot", "cosine", "euclidean" or "manhattan".
     """
 
@@ -140,7 +141,7 @@ class SparseEncoder:
     def save(self, directory: str | Path) -> None:
         """Writes a model directory, which `load` takes; it appears only when complete.
 
-        `python -m jaxir.convert --format=st` makes a folder of sentence-transformers of it.
+        `python -m jaxir.convert --format=st` converts it to a folder of sentence-transformers.
 
         Raises:
           UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
@@ -192,8 +193,8 @@ class SparseEncoder:
             batch is limited (`batch_tokens`), which is faster.
           prompt: text put before each text, instead of the side's prompt. `prompt_name` is then ignored.
           prompt_name: name of a prompt of the model's sentence-transformers folder, "query" or "document".
-          max_active_dims: the number of weights of a text to keep, the largest; None: the model's setting,
-            which for a SparseAutoEncoder is its k.
+          max_active_dims: how many of a text's largest weights to keep; None: the model's setting, which for
+              a SparseAutoEncoder is its k.
           show_progress: whether to show a progress bar (on a terminal only).
           report: the counts of this call are added to it; stored query weights need no batches.
 
@@ -265,7 +266,7 @@ class SparseEncoder:
         return similarities(a, b, score=self.similarity_fn_name, pairwise=True)
 
     def token_weights(self, matrix: sparse.csr_matrix) -> list[dict[str, float]]:
-        """Returns the weights [N, V] of N texts by their tokens, the largest first, without those of 0.
+        """Returns a dict {token: weight} for each row of weights [N, V]: the largest first, without zeros.
 
         An id i without a token in the tokenizer is named "[i]".
         """
@@ -296,7 +297,7 @@ class SparseEncoder:
         return sparse.vstack(found, format="csr")[np.argsort(np.concatenate(order))]
 
     def _stored_weights(self, tokens: list[np.ndarray], limit: int | None) -> sparse.csr_matrix:
-        """Returns the stored weights [n, V] of tokens, each once, in jaxir's order of tokens."""
+        """Returns the stored weights [n, V] of texts' distinct tokens, in jaxir's order of tokens."""
         texts = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
         ids = np.concatenate(tokens)
         ids = np.where(ids == PADDING_TOKEN, 0, ids)
@@ -334,7 +335,7 @@ def names_of_tokens(tokenizer: Tokenizer | None, size: int) -> list[str]:
 
 
 def named_weights(matrix: sparse.csr_matrix, names: Sequence[str]) -> list[dict[str, float]]:
-    """Returns the weights [N, V] of N texts by the names of their tokens, the largest first, without 0."""
+    """Returns a dict {token: weight} for each row of weights [N, V]: the largest first, without zeros."""
     found = []
     for row in sparse.csr_matrix(matrix):
         order = np.argsort(-row.data, kind="stable")

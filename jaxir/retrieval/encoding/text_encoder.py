@@ -45,7 +45,7 @@ class DualEncoder:
       tokenizer: the model's tokenizer.
       settings: maximum lengths and prompts of the two towers.
       fingerprint: identifies the weights and the tokenizer; vectors of two fingerprints must not be compared.
-        Computed unless given.
+        It is computed unless given.
       spec: the name by which the model was loaded; None for a model that was never saved.
       step: the step of the loaded checkpoint, if the model is a training run; else None.
       weights: how the weights are quantised ("int8", "nf4"); None: not at all.
@@ -220,8 +220,8 @@ class DualEncoder:
 
         Args:
           texts: N texts, which may be empty, or one string; each is truncated at the tower's maximum length.
-          tower: "query" or "passage". None: the passage tower without its prompt, as `encode` of
-            sentence-transformers; the folder's default prompt is used, if it has one.
+          tower: "query" or "passage". None: the passage tower without its prompt, like `encode` of
+              sentence-transformers; the folder's default prompt is used, if it has one.
           batch_size: maximum number of texts per batch on one device. None: only the number of tokens of a
             batch is limited (`batch_tokens`), which is faster.
           prompt: text put before each text, instead of the tower's prompt. `prompt_name` is then ignored.
@@ -264,7 +264,7 @@ class DualEncoder:
         return similarities(a, b, cosine=self.similarity_fn_name == "cosine", pairwise=True)
 
     def _prompt(self, tower: Tower | None, prompt: str | None, name: str | None) -> str | None:
-        """Returns the prompt of a call of `encode`; None: the tower's own."""
+        """Returns the prompt that a call of `encode` uses; None stands for the tower's own."""
         settings = self.settings
         if prompt is None and name is not None:
             prompt = settings.prompt_named(name, self.spec or "the model")

@@ -1,4 +1,4 @@
-"""Vectors [N, D] that are truncated, scaled to length 1 or quantised; and how two vectors are compared."""
+"""Truncates vectors [N, D], scales them to length 1, quantises them, and compares them."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from jaxir.core.errors import UserError
 
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-_LEAST_LENGTH = 1e-12  # a shorter vector is divided by this, as torch.nn.functional.normalize does
+_LEAST_LENGTH = 1e-12  # a shorter vector is divided by this, as in torch's F.normalize
 
 
 def check_form(dimension: int, truncate_dim: int | None, precision: str) -> None:

@@ -70,7 +70,7 @@ class Expansion:
             while wanted not in early and (found := next(read, None)):
                 early[found[0]] = list(dict.fromkeys(found[1]))[: self.views]
             yield early.pop(wanted, [])
-        for _ in read:  # at its end, the reader checks the number of lines
+        for _ in read:  # read on to the end, where the reader checks the number of lines
             pass
 
 
@@ -102,7 +102,7 @@ def encode_views(
 
 
 def _by_document(encoded: Iterator[np.ndarray], sizes: Sequence[list[int]]) -> Iterator[np.ndarray]:
-    """Yields `encoded`, and converts the row of an error from views to documents."""
+    """Yields `encoded`; if an error names a row of views, raises it with the row of the document instead."""
     try:
         yield from encoded
     except UnusableVectorError as error:

@@ -33,7 +33,8 @@ def encode_weights(
     """Writes a line {"_id", "vector": {token: whole number}} for each text of a file, in order.
 
     `python -m jaxir.index --backend=lucene_impact --vectors=FILE` indexes the lines of a corpus, and
-    `jaxir.search --queries=FILE` searches with those of queries. After an interruption the same call resumes.
+    `jaxir.search --queries=FILE` searches with the lines of queries. After an interruption the same call
+    resumes.
 
     Args:
       encoder: the model.

@@ -6,8 +6,8 @@ Until all windows are complete, they are kept beside the output NAME, in the dir
     outputs-00000.jsonl   the lines of a window of texts
 
 Texts are batched within their window, so outputs do not depend on interruptions or on the number of
-processes. The user's cache keeps `made.json` and the SHA-256 of a complete output, so that the same command
-has nothing to do when it is run again.
+processes. The user's cache keeps `made.json` and the SHA-256 of a complete output, so that the same command,
+run again, finds nothing to do.
 """
 
 from __future__ import annotations

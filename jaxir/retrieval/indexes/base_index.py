@@ -181,7 +181,7 @@ class VectorIndex(Index):
           TypeError: the queries are not floating-point numbers [Q, D].
         """
         check_k(k)
-        # Checked by hand: jaxtyping would take as long as ScaNN takes for one query.
+        # Not checked by jaxtyping, which would take as long as ScaNN takes for one query.
         dtype = getattr(queries, "dtype", None)
         if dtype is None or queries.ndim != 2 or dtype.kind not in "fV":  # numpy reports bfloat16 as kind V
             found = f"a {type(queries).__name__}" if dtype is None else f"{dtype} {list(queries.shape)}"
@@ -220,7 +220,8 @@ class VectorIndex(Index):
         self.info = dataclasses.replace(self.info, count=len(self.ids), cut=None)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Removes documents. Files only change at `save`, but a database outside of them changes at once.
+        """Removes documents. Files only change at `save`, but a database outside the directory changes at
+        once.
 
         Raises:
           UserError: an id is unknown, or no document would be left.

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def best_rows(scores: np.ndarray, k: int) -> np.ndarray:
-    """Returns the rows of the at most k best scores that are not 0, best first; of equal scores the first."""
+    """Returns at most k rows with the best scores other than 0, best first; the first row wins a tie."""
     rows = np.flatnonzero(scores)
     if len(rows) > k:
         of_rows = scores[rows]

@@ -25,15 +25,15 @@ from jaxir.retrieval.indexes.keyword_index import Corpus, KeywordIndex, bm25_inf
 from jaxir.sidecar.lucene_settings import PYSERINI_BM25, Bm25
 
 FILES = "bm25s"
-FEW = 100  # up to this many queries are searched without a progress bar, as in a server
+FEW = 100  # no progress bar for up to this many queries, such as a server gets
 _IMPORTING = threading.Lock()
 
 
 class Bm25Index(KeywordIndex):
     """BM25 over a corpus by Lucene's formula (Kamphuis et al. 2020) and Lucene's English analysis.
 
-    A document is its title, a space and its text. Scores differ from Lucene's only because Lucene rounds the
-    lengths of documents to one byte, while these are exact. Each word's scores are computed when the index is
+    A document is its title, a space and its text. Scores differ from Lucene's only because Lucene rounds
+    document lengths to one byte, and this index does not. Each word's scores are computed when the index is
     built, with the k1 and b of index.json. Documents of equal score are in descending order of id, like in
     trec_eval: the rows of the index are in that order, documents without words last.
     """
@@ -108,7 +108,7 @@ def _index(directory: Path, documents: Corpus, bm25: Bm25) -> tuple[IndexInfo, l
         raise UserError("all texts are stop words or signs, so no word can be indexed: give another corpus")
     order = sorted(range(len(found)), key=found.__getitem__, reverse=True)
     words.ids = _Rows(words, order)
-    # Documents without words are not among the rows, because Lucene's means do not count these documents.
+    # Documents without words get no row, because Lucene's mean length does not count them either.
     model = _bm25s().BM25(method="lucene", k1=bm25.k1, b=bm25.b)
     model.index(words, create_empty_token=False, show_progress=False)
     model.save(directory / FILES, show_progress=False)

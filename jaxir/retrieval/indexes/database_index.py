@@ -199,7 +199,7 @@ class DatabaseIndex(VectorIndex):
         if not len(queries):
             return scores, ids
         collection = self._opened()
-        # Counted here, not in `_opened`, so that an interrupted update can be run again.
+        # Check the count here, not in `_opened`, so that an interrupted update can be run again.
         if not self._counted:
             collection.require_count(self.info.count)
             self._counted = True

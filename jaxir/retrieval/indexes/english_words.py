@@ -21,7 +21,8 @@ MAX_LENGTH = 255  # characters; Lucene's tokenizer cuts a longer word into piece
 _KEPT_STEMS = 1 << 18  # maximum number of words whose stems are kept in memory
 
 
-_MARKS = r"[\p{WB=Format}\p{WB=Extend}\p{WB=ZWJ}]*+"  # such as accents; they belong to the letter before
+# Characters that join the letter before, such as accents.
+_MARKS = r"[\p{WB=Format}\p{WB=Extend}\p{WB=ZWJ}]*+"
 
 
 def _class(*names: str) -> str:

@@ -30,9 +30,9 @@ from jaxir.runtime.partitioning import MeshConfig, Partitioner
 
 BLOCK = 16_384  # vectors that a device compares at a time
 QUERY_BLOCK = 1024  # queries compared at a time: at most [1024, 16384] scores are in a device's memory
-# Scores computed at a time on a CPU, 8 MB: they fit the cache, and malloc reuses their memory.
+# Number of scores computed at a time on a CPU. These 8 MB fit the cache, and malloc reuses their memory.
 CPU_SCORES = 1 << 21
-CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64  # vectors compared at a time on a CPU: at least this, or this x k
+CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64  # vectors compared at a time on a CPU: max(4096, 64 k)
 RESCORED = 1 << 18  # vector components that are compared again at a time; few enough for the cache
 ALIGNMENT = 64  # parts of the rows begin at multiples of this: JAX reads aligned memory without a copy
 _merge_lock = threading.Lock()  # threads must start collectives in the same order on all devices
@@ -139,7 +139,7 @@ class ExactIndex(VectorIndex):
         step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
         for at in range(0, len(queries), step):
             vectors, multipliers = self._rows.at(self._rows_by_rank[ranks[at : at + step]])
-            # einsum, because a matrix product may give equal vectors in different rows different sums.
+            # Use einsum: a matrix product may give equal vectors different sums, depending on their rows.
             products = np.einsum("qd,qkd->qk", queries[at : at + step], vectors)
             scores[at : at + step] = products * multipliers + 0.0
         order = np.lexsort((ranks, -scores))[:, :k]
@@ -256,7 +256,7 @@ class ExactIndex(VectorIndex):
     ) -> ExactIndex:
         rows = Rows.load(
             directory,
-            info.settings.get("storage", "float32"),  # indexes of older versions lack this setting
+            info.settings.get("storage", "float32"),  # indexes of older versions have no "storage"
             shape=(info.count, info.dimension),
             cosine=info.similarity == "cosine",
         )

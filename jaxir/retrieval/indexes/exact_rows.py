@@ -13,7 +13,7 @@ from jaxir.retrieval.indexes.rows import without
 from jaxir.storage.npy import read_npy, stream_npy
 
 Storage = Literal["float32", "bfloat16", "int8"]
-# Storage -> (the type of a number in memory, its type in a .npy file). The .npy format has no bfloat16.
+# Storage -> (NumPy's type in memory, the type in a .npy file). The .npy format has no bfloat16.
 DTYPES = {
     "float32": (np.dtype(np.float32), np.dtype(np.float32)),
     "bfloat16": (np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint16)),

@@ -1,4 +1,4 @@
-"""Makes an exact index of vectors in memory: dense, sparse, or of tokens."""
+"""Makes an exact index in memory, from dense vectors, sparse vectors or vectors of tokens."""
 
 from __future__ import annotations
 

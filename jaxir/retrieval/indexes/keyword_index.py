@@ -1,4 +1,4 @@
-"""The base class of indexes of words (BM25), which are built of a corpus and searched with texts."""
+"""The base class of indexes of words (BM25), which are built from a corpus and searched with texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from jaxir.retrieval.indexes.index_info import IndexInfo, describe
 from jaxir.storage.checksums import directory_with_checksums
 
 Corpus = Callable[[], Iterator[Document]]  # each call reads the documents again
-# The characters that Java's String.trim removes. Anserini skips documents that have no others, and so does
-# every index of words.
+# The characters that Java's String.trim removes. Like Anserini, every index of words skips documents that
+# have only such characters.
 BLANK = "".join(map(chr, range(33)))
 
 
@@ -37,7 +37,7 @@ def build_of_corpus(
     write: Callable[[Path, Corpus], tuple[IndexInfo, list[str]]],
     on_bad_input: Policy,
 ) -> tuple[IndexInfo, list[str], Documents | None]:
-    """Makes the directory of an index: `write` makes the engine's files of the documents that have text."""
+    """Makes the directory of an index. `write` writes the engine's files, given the documents with text."""
     collector = OnBadInput(on_bad_input)
     with directory_with_checksums(output) as temporary:
         info, ids = write(temporary, lambda: _with_text(read_documents(corpus, collector)))
@@ -55,7 +55,7 @@ def update_keyword_index(
     corpus: str | Path | None = None,
     on_bad_input: Policy = "stop",
 ) -> int:
-    """Deletes and adds documents by building the index again, for correct counts; returns their number."""
+    """Deletes and adds documents. Builds the index again for correct word counts; returns its size."""
     stored, collector = index.documents, OnBadInput(on_bad_input)
     if stored is None:
         raise UserError(f"{directory} is damaged: it has no documents; build it again with jaxir.index")

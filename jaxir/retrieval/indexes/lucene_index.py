@@ -26,8 +26,8 @@ from jaxir.storage.checksums import directory_with_checksums
 
 Fields = Literal["flat", "multifield"]
 FILES = "lucene"
-FEW = 100  # up to this many queries are searched without a progress bar, as in a server
-# The contents of a document that only has a title: Anserini skips documents with empty contents. It is a stop
+FEW = 100  # no progress bar for up to this many queries, such as a server gets
+# Placeholder text of a document that only has a title, because Anserini skips empty documents. It is a stop
 # word, so Lucene does not index it.
 NOTHING = "the"
 

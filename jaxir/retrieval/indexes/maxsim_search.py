@@ -1,4 +1,4 @@
-"""Finds the best passages of each query by MaxSim, comparing all of them, on all devices of this process."""
+"""Finds each query's best passages by MaxSim with every passage, on all devices of this process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def best_of_all(
       lengths: the numbers of tokens of P passages, [P].
       vectors_of: returns the vectors [tokens, D] of a passage, given its row.
       k: number of passages per query.
-      rank: [P]; of passages with equal scores, the one of the smallest rank is first.
+      rank: [P]; the passage with the smallest rank is first among equal scores.
 
     Returns:
       for each query the rows of at most k passages and their scores.
@@ -68,7 +68,7 @@ def best_of_all(
 
 
 def first_of(rows: np.ndarray, scores: np.ndarray, k: int, rank: np.ndarray) -> Best:
-    """Returns the k rows with the largest scores, best first; of equal scores the smallest rank is first."""
+    """Returns the k rows with the largest scores, best first; equal scores are in ascending order of rank."""
     order = np.lexsort((rank[rows], -scores))[:k]
     return rows[order], scores[order]
 

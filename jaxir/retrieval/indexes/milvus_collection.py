@@ -35,16 +35,16 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 TOKEN = "MILVUS_TOKEN"  # environment variable with "user:password" or an API key
 PLACE = "MILVUS_URI"  # environment variable with the server (or embedded Milvus) that jaxir may open
-CLEARTEXT = "MILVUS_CLEARTEXT"  # environment variable; 1 allows sending the token unencrypted
+CLEARTEXT = "MILVUS_CLEARTEXT"  # if this environment variable is 1, the token may be sent unencrypted
 CONNECT_SECONDS = 10.0  # timeout of connecting
 ANSWER_SECONDS = 60.0  # timeout of a request; building and loading have none
 REQUEST_BYTES = 8 << 20  # maximum size of the vectors of a request; servers accept 64 MB
 DELETED_AT_ONCE = 10_000  # maximum number of rows that a request deletes
 QUERIES_AT_ONCE = (
-    512  # maximum number of queries of a request; an embedded Milvus holds 100,000 scores for each
+    512  # maximum number of queries per request; an embedded Milvus holds 100,000 scores per query
 )
 ANSWERS_AT_ONCE = 100_000  # maximum number of results of a request, over all queries
-FEW = 256  # up to this many queries are searched without a progress bar, as in a server
+FEW = 256  # no progress bar for up to this many queries, such as a server gets
 THREADS = 4  # number of threads of an embedded Milvus
 BUILD_PARAMETERS = {"HNSW": {"M": 16, "efConstruction": 200}}
 ROW, VECTOR = "row", "vector"  # names of the collection's fields
@@ -121,7 +121,7 @@ class MilvusCollection:
         try:
             self.insert(vectors, 0, cosine=cosine)
             with self._errors():
-                # No waiting for an embedded Milvus: it only answers when the index is built.
+                # An embedded Milvus answers only when the index is built, so there is nothing to wait for.
                 self._client.create_index(self.name, index, sync=self._embedded is None)
                 self._client.load_collection(self.name)
             self.require_count(count)
@@ -305,7 +305,7 @@ def _pymilvus() -> ModuleType:
         logging.config.dictConfig = configure
         os.environ.pop("PYTHON_DOTENV_DISABLED")
         os.environ.update(environment)
-    for name in ("pymilvus", "milvus_lite"):  # hides logs that repeat the errors
+    for name in ("pymilvus", "milvus_lite"):  # hide log messages that repeat the errors
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return pymilvus
 

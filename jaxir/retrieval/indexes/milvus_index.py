@@ -27,8 +27,9 @@ class MilvusIndex(DatabaseIndex):
     """Vectors in a Milvus collection, compared by inner product (of vectors of length 1 for cosine).
 
     Without `uri` the collection is in the index directory (in a temporary directory until it is saved). With
-    `uri` the collection is there, and `add` and `delete` change it at once for all its users. Such an index
-    is only loaded if the variable MILVUS_URI is the same URI: the directory may come from someone else.
+    `uri` the collection is in that database, and `add` and `delete` change it at once for all its users. Such
+    an index is only loaded if the variable MILVUS_URI is the same URI: the directory may come from someone
+    else.
 
     Documents of equal score are in descending order of id. If documents tie for rank k, Milvus decides which
     of them it returns.

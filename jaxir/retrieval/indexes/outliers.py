@@ -18,8 +18,9 @@ from jaxir.retrieval.indexes.base_index import normalize
 from jaxir.retrieval.indexes.index_info import Similarity
 from jaxir.storage.npy import gather, pieces, read_npy, write_npy
 
-# Rows greater than these multiples of the median are outliers, or too great for int8. One row that is 3 times
-# as long as the others costs int8 .003 of its recall; 6 times as long costs .02, 10 times as long .04.
+# A row above OUTLIER times the median is an outlier; one above TOO_GREAT times is too great for int8. One row
+# that is 3 times as long as the others costs int8 .003 of its recall; 6 times as long costs .02, 10 times as
+# long .04.
 OUTLIER, TOO_GREAT = 3.0, 6.0
 # Maximum number of outliers, since every query is compared with all of them: 1/50 of the rows, 16 to 1000.
 SHARE, LEAST, MOST = 50, 16, 1000

@@ -106,7 +106,7 @@ def merge(
             for row, some in enumerate(of_part[rows]):
                 names[row, at : at + len(some)] = some
             at += found.shape[1]
-        # In descending order of score, then of id.
+        # Sort in descending order of score, then of id.
         order = np.lexsort((names.astype(str), values))[:, ::-1][:, :k]
         values, names = (np.take_along_axis(x, order, axis=1) for x in (values, names))
         scores[rows, : values.shape[1]] = values

@@ -29,7 +29,7 @@ SECRET = "PGPASSWORD"  # libpq's environment variable with the password
 CONNECT_SECONDS = 10  # timeout of connecting
 COPY_BYTES = 8 << 20  # maximum size of the vectors that are converted at once
 QUERIES_AT_ONCE = 64  # maximum number of queries of a statement
-FEW = 256  # up to this many queries are searched without a progress bar, as in a server
+FEW = 256  # no progress bar for up to this many queries, such as a server gets
 LONGEST_HNSW = 2000  # maximum number of dimensions of pgvector's HNSW indexes of float32 vectors
 BUILD_PARAMETERS = "m = 16, ef_construction = 200"
 EF_SEARCH = 200  # least number of candidates of an HNSW search; pgvector's maximum is 1000

@@ -1,7 +1,7 @@
-"""Porter's stemmer (Porter 1980), with the two departures of the author's own programs, as in Lucene.
+"""Porter's stemmer (Porter 1980), with the two changes in the author's own programs and in Lucene.
 
-The departures from the paper are the endings bli (ble; the paper has abli) and logi (log). Words of one or
-two letters are not changed. Snowball's stemmer "porter" has neither departure.
+The ending bli (replaced by ble) takes the place of the paper's abli, and logi (replaced by log) is added.
+Words of one or two letters are not changed. Snowball's stemmer "porter" has neither rule.
 """
 
 from __future__ import annotations

@@ -34,12 +34,12 @@ from jaxir.storage.npy import pieces
 
 PLACE = "QDRANT_URI"  # environment variable with the server or path that jaxir may open
 SECRET = "QDRANT_API_KEY"  # environment variable with the key of a server
-CLEARTEXT = "QDRANT_CLEARTEXT"  # environment variable; 1 allows sending the key unencrypted
+CLEARTEXT = "QDRANT_CLEARTEXT"  # if this environment variable is 1, the key may be sent unencrypted
 ANSWER_SECONDS = 60  # timeout of a request
 REQUEST_BYTES = 2 << 20  # maximum size of the vectors of a request, whose JSON is some five times as large
 QUERIES_AT_ONCE = 64  # maximum number of queries of a request
 ROWS_AT_ONCE = 10_000  # maximum number of rows that a request deletes or lists
-FEW = 256  # up to this many queries are searched without a progress bar, as in a server
+FEW = 256  # no progress bar for up to this many queries, such as a server gets
 EF = 200  # least number of candidates of an HNSW search
 MARK = "jaxir_mark"  # metadata key of a random mark, by which an index recognises its collection
 

@@ -1,6 +1,6 @@
 """Exact search with bfloat16 products, on CPUs that multiply bfloat16 twice as fast as float32.
 
-All vectors are compared in bfloat16, and the best of them (somewhat more than k) again in float32. The
+All vectors are compared in bfloat16, and then somewhat more than the k best again in float32. The
 rounding error of a score is bounded. If a vector that was not compared again could be among a query's k
 best, that query is compared with all vectors in float32.
 """
@@ -21,7 +21,7 @@ from jaxir.retrieval.indexes.topk import rounded
 
 LEAST_QUERIES = 256  # with fewer queries, converting the vectors costs more than the faster products save
 MOST_ANSWERS = 300  # for greater k, comparing again costs more than the faster products save
-# Vectors compared again beyond k: k / 4 + 12. For 1,000 queries and 204,000 real vectors, at most 8 (k = 10),
+# k + k / 4 + 12 vectors are compared again. For 1,000 queries and 204,000 real vectors, at most 8 (k = 10),
 # 32 (k = 100) and 152 (k = 1000) more were needed.
 MORE_SHARE, MORE = 4, 12
 TOO_MANY = 0.25  # if a greater share of queries needs all vectors in float32, bfloat16 is not used again

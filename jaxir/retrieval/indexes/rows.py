@@ -52,7 +52,7 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
 def contiguous(
     shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
 ) -> Iterator[np.ndarray]:
-    """Yields vectors as one array, normalised for cosine, in a temporary file unless one shard is ready."""
+    """Yields vectors, normalised for cosine, as one array: a temporary file, or a single usable shard."""
     ready = similarity == "dot" or all(
         np.abs(np.linalg.norm(piece, axis=1) - 1).max() < 1e-5 for piece in pieces(shards, BLOCK)
     )
@@ -63,7 +63,8 @@ def contiguous(
     mapped = getattr(shards[0], "filename", None)
     near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
     with tempfile.TemporaryFile(dir=near) as file:
-        for part in zeroed(shards, zeros, BLOCK):  # written, not mapped: a map does not report a full disk
+        # Write to the file, because a memory map does not report a full disk.
+        for part in zeroed(shards, zeros, BLOCK):
             file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)
         file.flush()
         shape = (sum(map(len, shards)), shards[0].shape[1])

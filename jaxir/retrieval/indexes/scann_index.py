@@ -102,7 +102,7 @@ class ScannIndex(VectorIndex):
             settings["soar"] = SOAR_LAMBDA
             main = main_directions(shards, similarity, energy=ENERGY, zeros=outliers.rows)
             directions = max(main, dimension // 2)
-            directions += directions % 2  # made even, because a 4-bit code is of two directions
+            directions += directions % 2  # make it even, because a 4-bit code covers two directions
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
         settings["storage"] = storage
@@ -217,7 +217,7 @@ class ScannIndex(VectorIndex):
         values = np.where(real, values, -np.inf).astype(np.float32)
         if len(self.outliers):
             rows, values = self.outliers.merge(queries, rows, values)
-        # ScaNN orders by score; only queries with equal or missing scores must be sorted.
+        # ScaNN's results are ordered by score, so sort only queries with equal or missing scores.
         equal = np.flatnonzero(~(values[:, 1:] < values[:, :-1]).all(axis=1))
         if len(equal):
             order = np.lexsort((self._ranks[rows[equal]], -values[equal]))

@@ -24,7 +24,7 @@ from jaxir.storage.json_files import read_json
 from jaxir.storage.npy import read_npy, write_npy
 
 Storage = Literal["float32", "int8"]
-FEW = 100  # up to this many queries are searched without a progress bar, as in a server
+FEW = 100  # no progress bar for up to this many queries, such as a server gets
 LEVELS = 255  # largest weight of "int8" storage, which stores each weight as a byte from 0 to 255
 _DTYPES = {"float32": np.float32, "int8": np.uint8}
 
@@ -47,7 +47,8 @@ class Postings:
     def of(cls, matrix: sparse.csr_matrix, storage: Storage) -> tuple[Postings, float]:
         """Returns the postings of weights [N, V], and the unit of the stored weights, 1 for "float32".
 
-        "int8" rounds to multiples of the largest weight / 255; weights below half of that are left out.
+        "int8" rounds to multiples of a unit, 1/255 of the largest weight; weights that round to 0 are left
+        out.
         """
         columns = sparse.csc_matrix(matrix, dtype=np.float32)
         columns.sort_indices()
@@ -70,13 +71,13 @@ class Postings:
 
 
 class SparseIndex(Index):
-    """N documents as weights of the tokens of a vocabulary; scores are products or cosines, exact over all.
+    """N documents as weights of a vocabulary's tokens; exact scores, by products or cosines.
 
     Documents of equal score are in descending order of id, as in trec_eval, because the rows are sorted.
     Only documents that share a token with the query are found.
 
     An index that names a model is searched with weights [Q, V] of `SparseEncoder.encode_queries`. An index
-    of a file of vectors has no model, and is searched with dicts {token: weight}.
+    made from a file of vectors has no model, and is searched with dicts {token: weight}.
     """
 
     engine = "sparse"

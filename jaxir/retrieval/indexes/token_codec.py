@@ -3,8 +3,8 @@
 As in ColBERTv2 (Santhanam et al. 2021, arXiv 2112.01488), a token is stored as the number of its nearest
 centroid and the difference from this centroid (the residual), with 2 or 4 bits for each component. Here the
 levels of a component are equally spaced, with the best spacing for normally distributed values (Max 1960),
-and each token has its own scale. So products with a query are computed from the codes, which are whole
-numbers.
+and each token has its own scale. Products with a query can therefore be computed from the codes, which are
+whole numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READ = 65_536  # number of tokens that are coded at once
 
 
 class TokenCodes(NamedTuple):
-    """T coded token vectors: w0 * centroid + w1 * (code - the mean of all codes).
+    """T coded token vectors. A vector is w0 * centroid + w1 * (code - mean of all codes).
 
     Attributes:
       centroids: float32 [C, D].
@@ -48,7 +48,7 @@ class TokenCodes(NamedTuple):
     bits: Bits
 
     def products(self, tokens: np.ndarray, query: np.ndarray, of_centroids: np.ndarray) -> np.ndarray:
-        """Returns the products [t, Lq] of tokens with those of a query.
+        """Returns the products [t, Lq] of passage tokens with a query's tokens.
 
         Args:
           tokens: [t] numbers of tokens.
@@ -86,7 +86,7 @@ class TokenCodes(NamedTuple):
 
     @classmethod
     def load(cls, directory: Path, *, bits: Bits, tokens: int, dimension: int) -> TokenCodes:
-        """Opens saved codes; those of tokens are memory-mapped. Raises a UserError for other shapes."""
+        """Opens saved codes, memory-mapped except for centroids. Raises a UserError for unexpected shapes."""
         centroids, (width, dtype) = num_centroids(tokens), _row(dimension, bits)
         return cls(
             np.array(read_npy(directory / "centroids.npy", np.float32, (centroids, dimension))),
@@ -163,7 +163,7 @@ def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _program(on_cpu: bool, rounded: bool):
-    """Returns a program that compares vectors with centroids; on CPUs without argmax (NumPy's is faster)."""
+    """Returns a program that compares vectors with centroids; on CPUs without the argmax, which NumPy does faster."""
 
     def compared(centroids: jax.Array, half: jax.Array, vectors: jax.Array) -> jax.Array:
         if rounded:
@@ -180,7 +180,8 @@ def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.n
     steps = STEPS[bits] * np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
     levels = np.clip(np.rint(residuals / steps + middle), 0, 2**bits - 1)
     grid = levels - middle
-    # `step` keeps the product of residual and code; `length` then keeps the length of the vector.
+    # `step` is chosen so that residual and code have the right product, then `length` so that vectors keep
+    # theirs.
     squares, products = (np.einsum("td,td->t", residuals, x) for x in (residuals, grid))
     step = squares / (products + 1e-30)
     decoded = np.linalg.norm(centroids + step[:, None] * grid, axis=1)
@@ -192,7 +193,7 @@ def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.n
 
 
 def _blocks(shards: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (number of the first token, float32 vectors [t, D]) of blocks of shards."""
+    """Yields the shards in blocks: (number of the block's first token, float32 vectors [t, D])."""
     start = 0
     for shard in shards:
         for at in range(0, len(shard), _READ):

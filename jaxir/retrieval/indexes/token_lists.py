@@ -39,7 +39,7 @@ class TokenLists(NamedTuple):
             else:
                 chosen, floor = np.argsort(row), row.min() - 1
             of_token.fill(0)
-            # Ascending, so that a passage keeps its largest product, which is written last.
+            # In ascending order, so that a passage's largest product is written last and kept.
             for centroid in chosen:
                 members = self.passages[self.ends[centroid] : self.ends[centroid + 1]]
                 of_token[members] = row[centroid] - floor

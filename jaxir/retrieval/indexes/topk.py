@@ -17,7 +17,8 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 NO_RANK = np.iinfo(np.int32).max
-FIRST_NORMAL = 0x00800000  # a rank + this has the bits of a normal float32; these floats sort like ranks
+# Adding this to a rank gives the bits of a normal float32, and such floats sort like ranks.
+FIRST_NORMAL = 0x00800000
 MAX_COUNT = 0x7F7FFFFF - FIRST_NORMAL  # 2.1e9; ranks below this give finite floats
 GROUP = 32  # scores in a group
 FEW_GROUPS = 4  # least number of groups that the second pass reads
@@ -78,7 +79,7 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
         negative, ranks = jax.lax.sort((-together(scores), together(ranks)), num_keys=2)
         return -negative[:, :k], ranks[:, :k]
 
-    # No check of varying axes: JAX cannot know that all devices have equal results after an all-gather.
+    # Skip JAX's check of varying axes, which cannot know that an all-gather gives equal results everywhere.
     specs = {"in_specs": (rows, rows), "out_specs": (whole, whole), "check_vma": False}
     return jax.jit(jax.shard_map(program, mesh=mesh, **specs))
 
@@ -88,7 +89,7 @@ def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array
 
     For bfloat16 and int8 vectors, inner products are float32 sums of exact products with bfloat16 queries.
     """
-    if vectors.dtype != jnp.float32 and cpu:  # fast bfloat16 products need `columns`
+    if vectors.dtype != jnp.float32 and cpu:  # without `columns`, bfloat16 products are slow on a CPU
         queries, vectors = rounded(queries), vectors.astype(jnp.float32)
     elif vectors.dtype != jnp.float32:
         queries, vectors = queries.astype(jnp.bfloat16), vectors.astype(jnp.bfloat16)
@@ -103,7 +104,7 @@ def rounded(x: jax.Array) -> jax.Array:
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    # HIGHEST, because accelerators' default precision (bfloat16, TF32) would reorder near neighbours.
+    # Use HIGHEST: accelerators' default precision (bfloat16, TF32) would reorder near neighbours.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
@@ -132,7 +133,7 @@ def _take(
     # Possible numbers of groups to read, doubled until the k best fit (without ties). Reading more than a
     # quarter of the groups saves nothing.
     rooms = [r for r in (FEW_GROUPS << n for n in range(16)) if r <= groups // 4 and r // 2 < k]
-    if not cpu:  # a TPU's compiler takes many seconds for each number
+    if not cpu:  # keep few: a TPU's compiler takes many seconds for each
         rooms = rooms[-1:]
     grouped = products.reshape(count, width, groups)
     of_groups = multipliers.reshape(width, groups), ranks.reshape(width, groups)
@@ -159,7 +160,7 @@ def _take(
         return jax.lax.cond(needed(values[:, -1:]) <= room, taken, everything)
 
     def needed(cut):
-        """Returns the maximum number of groups of a query with a score of at least `cut`, the k-th best."""
+        """Returns the largest number of groups in a query that have a score of at least `cut`, the k-th best."""
         cut = jnp.maximum(cut, best_scores[:, -1:])
         return jnp.max(jnp.sum((maxima >= cut) & (maxima > -jnp.inf), axis=1))
 
@@ -224,7 +225,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
 
 
 def _top_k(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` behind barriers: on a CPU, XLA would turn a slice of its result into a full sort."""
+    """`jax.lax.top_k` with barriers, without which XLA on a CPU turns a slice of its result into a full sort."""
     values, at = jax.lax.top_k(scores, k)
     # Two barriers: if XLA turns the top-k into a sort, it aborts at a single barrier for both results.
     return jax.lax.optimization_barrier(values), jax.lax.optimization_barrier(at)

@@ -27,7 +27,7 @@ FIRST = REORDER.index(140)
 STEP = 1.3  # ratio of successive numbers of leaves to try, until one suffices and another does not
 NEAR = 0.03  # tolerance of the number of leaves, as a share of it
 SLOWER = 1.25  # stop trying numbers of candidates when the time exceeds the best time by this factor
-REPEATS = 2  # number of time measurements, of which the least is used
+REPEATS = 2  # number of time measurements; the shortest time is used
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> 
 
 def _fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
     """Returns about the least number from 1 to `most` for which the monotone `reached` is true, or None."""
-    low, high, number = 0, None, near  # `reached` is false for `low`, true for `high`
+    low, high, number = 0, None, near  # `reached` is false for `low` and true for `high`; None: not found yet
     while high is None or high - low > max(1, NEAR * high):
         if reached(number):
             high = number
@@ -180,7 +180,7 @@ def build_tuned(
             raise UserError("the embeddings do not name the model that made them: give --model")
         texts = [query.text for query in read_queries(queries)]
         encoder = DualEncoder.load(model, weights=info.weights)
-        # The model's name is not enough: the model may have been trained further.
+        # Check the fingerprint, not the name: a model of this name may have been trained further.
         stored.require_model(encoder)
         vectors = encoder.encode_queries(texts)
     options = {"storage": storage}

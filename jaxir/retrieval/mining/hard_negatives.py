@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.pair_scorer import CrossEncoder
 
 PAIRS, SETTINGS = "train.jsonl", "mining.json"
-# Reasons why a query has no negatives, and how a report words them after a number of queries.
+# Reasons why a query has no negatives, and the words for each after a number of queries.
 MISSED, UNANSWERED, FEW, RELEVANT = "missed", "unanswered", "few", "relevant"
 LEFT_OUT = {
     UNANSWERED: "not in the run",
@@ -38,7 +38,7 @@ LEFT_OUT = {
     FEW: "without a candidate",
     RELEVANT: "whose candidates the cross-encoder all dropped",
 }
-# Reasons why a document in the range of ranks is not a candidate, and how a report words them after a number.
+# Reasons why a document in the range of ranks is no candidate, and the words for each after a number.
 POSITIVE, DUPLICATE, QUERY_TEXT, EMPTY, NEAR = "positive", "duplicate", "query", "empty", "score"
 DROPPED = {
     POSITIVE: "known positives",
@@ -142,7 +142,7 @@ def mine(
 
 
 def describe(report: MiningReport) -> str:
-    """Returns a line on what was mined, and what each filter dropped."""
+    """Returns a line that says how much was mined and how much each filter dropped."""
     text = f"{report.queries:,} queries, {report.negatives / report.queries:.1f} negatives each"
     if report.left_out:
         text += f"; left out: {_counts(report.left_out, LEFT_OUT)}"

@@ -40,12 +40,12 @@ def rerank(candidates: Candidates, encoder: MultiVectorEncoder | HybridEncoder) 
 
 
 def _chosen(texts: Any, numbers: list[int]) -> Any:
-    """Returns the texts with these numbers, of a list of vectors or of `HybridTexts`."""
+    """Returns the features of the texts at positions `numbers`, from a list of vectors or `HybridTexts`."""
     return [texts[i] for i in numbers] if isinstance(texts, list) else texts.chosen(numbers)
 
 
 def _groups(candidates: Candidates) -> Iterator[list[str]]:
-    """Yields lists of queries that have at most `_DOCUMENTS` documents together, or of one query."""
+    """Yields lists of queries with at most `_DOCUMENTS` documents together; a larger query is alone."""
     group: list[str] = []
     documents: set[str] = set()
     for query_id, some in candidates.found.items():
