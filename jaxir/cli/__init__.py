@@ -1,4 +1,4 @@
-"""From a function to a command: flags, gin files and error messages.
+"""Turns a function into a command with flags, gin files and error messages.
 
 A command is one documented function. Its parameters of simple types become flags, its docstring becomes
 `--help`, and gin may bind any of its parameters. A flag overrides a gin file. Setting one thing both by a
@@ -71,7 +71,7 @@ def main(name: str, argv: Sequence[str] | None = None, *, example: str = "", act
         # gin raises copies of errors, which lack errno and path; find the original error.
         error = next(e for e in causes(error, implicit=True) if "In call to configurable" not in str(e))
         if isinstance(error, OSError) and error.errno in error_report.OF_OUTPUTS:
-            drop(sys.stdout.fileno())  # Discard the buffer, because writing it would fail again at exit.
+            drop(sys.stdout.fileno())  # discard stdout's buffer, because writing it would fail again at exit
         sentence, status = error_report.explain(error)
         print(f"error: {sentence}", file=sys.stderr)
         return status

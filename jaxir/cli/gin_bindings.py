@@ -137,7 +137,7 @@ class Bindings:
         return Key("", self.command, parameter)
 
     def chain(self, key: Key) -> list[Key]:
-        """Returns `key`, the macro that the key is bound to, the macro that that macro is bound to, ..."""
+        """Returns `key`, then the macro that it is bound to, then the macro of that macro, and so on."""
         chain = [key]
         while isinstance(macro := self.values.get(chain[-1]), Macro):
             if (following := Key.of_macro(macro.name)) in chain:
@@ -229,9 +229,10 @@ class Bindings:
         return with_parts(value, resolved)
 
     def settings(self) -> Iterator[tuple[Key, Key, Any]]:
-        """Yields the bindings of the objects in `made` whose values differ from their parameters' defaults.
+        """Yields bindings of the objects in `made`, if their values differ from the parameters' defaults.
 
-        Each has its key, the key at the end of its chain of macros, and its value without macros.
+        Yields for each binding its key, the key at the end of its chain of macros, and its value without
+        macros.
         """
         for made in self.made():
             parameters = self.parameters_of(made[1])

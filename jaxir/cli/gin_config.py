@@ -34,9 +34,9 @@ def bind(
 ) -> tuple[Callable[[], Any], set[str]]:
     """Reads gin files, then bindings, then flags; returns the bound call and the parameters that are set.
 
-    Later values override earlier ones. If a file binds a flag's parameter to a macro, the flag sets the macro
-    and so all that is bound to it. If two flags share a macro, only the flag with the macro's name sets it.
-    Flags become bindings, so that `operative_config` repeats the run.
+    Later values override earlier ones. If a file binds a flag's parameter to a macro, the flag sets the
+    macro, and so every parameter that is bound to the macro. If two flags share a macro, only the flag with
+    the macro's name sets it. Flags become bindings, so that `operative_config` repeats the run.
 
     Args:
       function: the function whose parameters are bound.
@@ -119,7 +119,7 @@ def _is_typed(found: Bindings, name: str, flags: Mapping[str, Any]) -> bool:
 
 
 def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
-    """Resets parameters whose gin value would limit a flag of the command line; see `choices.Rules`."""
+    """Resets parameters whose value from gin files would conflict with a flag; see `choices.Rules`."""
     rules = rules_of(function)
     for name, other in rules.gives_way.items():
         if not _is_typed(found, name, flags) and _is_typed(found, other, flags):

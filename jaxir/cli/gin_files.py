@@ -19,7 +19,7 @@ from jaxir.cli.gin_bindings import Bindings, Key, Macro, Reference, given_twice,
 from jaxir.core.errors import UserError, suggest
 from jaxir.core.installation import PACKAGE, find_recipe, missing_recipe
 
-DEFAULT = "default"  # default/NAME is the value of a macro that nothing else sets
+DEFAULT = "default"  # scope of defaults: default/NAME is the value of the macro NAME if nothing else sets it
 # Old name -> new name of renamed modules that an earlier run's config.gin may import.
 RENAMED = {"jaxir.evaluators.search": "corpus_search", "jaxir.experiments.plan": "grid_cells"}
 
@@ -159,7 +159,7 @@ def _names_in(module: str) -> list[str]:
 
 
 def with_moved_imports(text: str) -> str:
-    """Returns the text of a gin file with modules imported from the rooms where they are today.
+    """Returns the text of a gin file, with modules imported from the packages where they are today.
 
     The config.gin of a run that was trained before modules moved therefore still repeats the run. A module's
     base name occurs once in jaxir, so it finds the module.

@@ -175,7 +175,7 @@ def apply(bindings: Bindings) -> None:
 
 
 def _parameters(bindings: Bindings, name: str, value: Any) -> list[Key]:
-    """Returns the parameters with a short name that are nearest to the command: bound ones, else others."""
+    """Returns the parameters with a short name, nearest to the command: bound ones if any, else others."""
     found: dict[Key, tuple[bool, int]] = {}
     for (scope, selector), depth in bindings.made().items():
         bound = bindings.innermost(scope, selector)

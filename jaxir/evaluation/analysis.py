@@ -34,7 +34,8 @@ class Sample:
 class Analysis:
     """The measures of one model's embedding space; figures are those of Moiseev et al. 2023 (SamToNe).
 
-    `ratio` is query-query over query-passage similarity of random pairs with a positive divisor.
+    `ratio` is query-query similarity divided by query-passage similarity, for random pairs whose divisor is
+    positive.
     """
 
     separability: Separability  # how separable the two towers' vectors are (figure 1)

@@ -22,7 +22,7 @@ from jaxir.retrieval.ranking.exclusions import most_excluded, without_excluded
 
 
 class TextEncoder(Protocol):
-    """A model that encodes texts as vectors that `index_of` takes; `similarity_fn_name` compares them."""
+    """A model that encodes texts as vectors for `index_of`; `similarity_fn_name` says how to compare them."""
 
     similarity_fn_name: str
 

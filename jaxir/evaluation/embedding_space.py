@@ -58,8 +58,8 @@ def separability(
     The classifier is a linear discriminant with shrinkage (Ledoit and Wolf), cross-validated over pairs: both
     sides of a pair are in the same fold. Neighbours are searched among queries of one half of the pairs and
     passages of the other half, because a query's own passage is its neighbour by design. Queries and passages
-    differ as texts, so even a shared tower only has 0.5 if its embeddings do not encode the difference. Each
-    passage must be in one pair only: the classifier would recognise its copies.
+    differ as texts, so even a shared tower gets 0.5 only if its embeddings do not show that difference. Each
+    passage must be in one pair only, because the classifier would recognise its copies.
 
     Row i of `query` pairs with row i of `passage`; there must be at least `MIN_PAIRS` pairs.
     """

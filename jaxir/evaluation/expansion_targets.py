@@ -48,9 +48,9 @@ def write_targets(
 ) -> TargetsReport:
     """Writes {"_id", "source", "target", "outputs"} for each question that has a target (Mao et al. 2021).
 
-    Kind "answer": the target is the question's first answer. "sentence" and "title": the passage is the first
-    of the question's `passages` (ids, best first) with an answer; the target is its first sentence with an
-    answer, or its title. `answers_in` only applies to "title": where in a passage answers are searched for.
+    With kind "answer" the target is the question's first answer. With "sentence" and "title", the first of
+    the question's `passages` (ids, best first) with an answer is used; the target is its first sentence with
+    an answer, or its title. `answers_in` says for "title" where in a passage answers are searched for.
     """
     asked = list(read_queries(queries))
     questions = [query for query in asked if query.id in answers]
@@ -99,7 +99,7 @@ def _targets(
 
 
 def _in(document: Document, own: AnswerMatcher, kind: Kind, answers_in: AnswersIn) -> str | None:
-    """Returns the passage's sentence with an answer, or its title; None or "" if it has no such target."""
+    """Returns the passage's sentence with an answer, or its title; None or "" if there is none."""
     if kind == "title":
         return document.title if own.finds(searched(document, answers_in)) else None
     return next(filter(own.finds, sentences_of(document.text)), None)

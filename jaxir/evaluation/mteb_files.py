@@ -14,7 +14,7 @@ _PREDICTIONS = "_predictions.json"
 
 
 class Part(NamedTuple):
-    """The part of a task that has a score: a split of a subset (a language, or `default`)."""
+    """A part of a task with its own score: a split and a subset (a language, or `default`)."""
 
     task: str
     split: str

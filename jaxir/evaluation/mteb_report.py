@@ -20,7 +20,8 @@ from jaxir.evaluation.text_tables import Style, caption, format_table
 
 _NAMES = {"ndcg": "nDCG", "map": "AP", "mrr": "RR", "recall": "R", "precision": "P", "hit_rate": "Success"}
 _ROUNDED = 1e-4  # MTEB rounds the scores in its files to 5 decimals
-_PREFERRED = "ndcg_at_10"  # the main score of most tasks, if several scores have the main score's value
+# Assumed if several scores have the main score's value, because most tasks have this main score.
+_PREFERRED = "ndcg_at_10"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class _Judged:
             return "MTEB knows no task, subset or split of this name: give --qrels"
         except Exception as error:  # for example, the task's data cannot be downloaded
             return f"no judgements from MTEB ({type(error).__name__}): give --qrels"
-        # Sorted, because MTEB's order differs from process to process, and random sign flips depend on it.
+        # Sort: MTEB's order differs from process to process, and the test's random sign flips depend on it.
         return {
             str(query): {str(d): int(r) for d, r in of_query.items()}
             for query, of_query in sorted(found.items())
@@ -142,7 +143,7 @@ def _row(
 
 
 def _metric(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str | None:
-    """Returns the main score's name in ir_measures' spelling, found by its value: MTEB's files lack it."""
+    """Returns the main score's name in ir_measures' spelling. MTEB's files lack it: found by its value."""
     for name in sorted(ours, key=lambda name: name != _PREFERRED):
         found = re.fullmatch(r"([a-z_]+)_at_(\d+)", name)
         is_main = all(scores.get(name) == scores["main_score"] for scores in (ours, theirs))
@@ -156,7 +157,7 @@ def _per_query(
 ) -> tuple[dict[str, float], dict[str, float]] | None:
     """Returns both models' values by query, if their means are MTEB's scores.
 
-    Some tasks (ArguAna) leave a query's own document out; MTEB's files do not say which.
+    Some tasks (ArguAna) leave a query's own document out, but MTEB's files do not say which tasks do.
     """
     kinds: tuple[IdenticalIds, ...] = ("keep", "drop")
     for identical_ids in kinds:

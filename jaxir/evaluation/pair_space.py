@@ -85,6 +85,7 @@ def recall(
         similarity = vectors[query] @ vectors[corpus].T
         wanted = similarity[np.arange(len(query)), np.searchsorted(corpus, partner)]
         similarity[corpus == query[:, None]] = -np.inf
-        ranks.append(np.sum(similarity >= wanted[:, None], axis=1))  # includes the partner: ranks start at 1
+        # This counts the partner itself, so ranks start at 1.
+        ranks.append(np.sum(similarity >= wanted[:, None], axis=1))
     found = np.concatenate(ranks)
     return {k: 100 * float(np.mean(found <= k)) for k in CUTOFFS}

@@ -17,7 +17,7 @@ GROUPS = ("0-1", "1-2", "2-3", "3-4", "4-5")  # a group includes its lower bound
 
 
 def cosines_by_rating(encoder: TextEncoder, pairs: Sequence[SentencePair]) -> dict[str, np.ndarray]:
-    """Returns group of ratings to cosines [N] of its pairs, by the query tower; no groups without pairs."""
+    """Returns {group of ratings: cosines [N] of its pairs by the query tower}, for groups with pairs."""
     texts = sentences_of({"all": pairs})
     vectors = normalize(encoder.encode_queries(texts))
     row = {text: number for number, text in enumerate(texts)}

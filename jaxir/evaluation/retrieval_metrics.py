@@ -26,7 +26,7 @@ IdenticalIds = Literal["keep", "drop"]
 DEFAULT_METRICS = "nDCG@10 RR@10 P@1 R@100"
 QUESTION_METRICS = "nDCG@10 R@10 P@10 R@100"  # default for duplicate questions (BEIR; Wang 2022, eq. 4.2)
 TITLE_METRICS = "CappedR@10 P@10"  # default for eProduct (Wang 2022, eq. 4.1)
-# With judgements by answers, relevant documents that no run found are unknown: no recall, no nDCG.
+# If answers decide relevance, relevant documents that no run found are unknown. So neither recall nor nDCG.
 ANSWER_METRICS = "Success@1 Success@5 Success@20 Success@100"
 # The providers of ir_measures that run in this process. Others (Perl, C) read files and refuse some ids.
 # The provider "accuracy" is left out because it skips different queries for each system.
@@ -54,7 +54,7 @@ class Metric(NamedTuple):
         return self.measure.params.get("cutoff", 0)
 
     def of_query(self, value: float, judged: Mapping[str, int]) -> float:
-        """Converts a query's value of `measure`, and its judgements, to its value of the metric."""
+        """Returns a query's value of the metric, given its value of `measure` and its judgements."""
         if self.capped is None:
             return value
         # Wang 2022, eq. 4.1: CappedR@k = (relevant documents found) / min(k, number of relevant documents).

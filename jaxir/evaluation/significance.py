@@ -80,7 +80,7 @@ def _randomisation(differences: np.ndarray, seed: int, resamples: int) -> float:
     def swapped(size: tuple[int, ...]) -> np.ndarray:
         return np.where(rng.integers(2, size=size, dtype=np.uint8), differences, -differences)
 
-    # Not scipy's permutation_test, whose Python loop over queries takes minutes for thousands of queries.
+    # scipy's permutation_test loops over queries in Python, which takes minutes for thousands of queries.
     test = stats.monte_carlo_test(
         differences,
         swapped,

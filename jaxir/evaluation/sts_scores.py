@@ -20,8 +20,9 @@ class STSScores:
     """Spearman's rank correlation x 100 between human scores and the cosine of two sentences' vectors.
 
     Attributes:
-      spearman: the correlation of each set, then summaries of several sets as in papers: "all", of the pairs
-        of all sets together; "mean", the mean of the sets' values; "wmean", weighted by numbers of pairs.
+      spearman: the correlation of each set, then summaries of several sets as in papers: "all" is the
+          correlation over the pairs of all sets, "mean" the mean of the sets' values, "wmean" the mean
+          weighted by numbers of pairs.
       pairs: the number of pairs of each value of `spearman`.
       space: alignment, uniformity and recall of each set, and of "all".
     """

@@ -45,7 +45,7 @@ class System:
 class Pair:
     """A comparison of two systems by one metric, with p-values after Holm's correction.
 
-    The correction is for all pairs of systems that are compared by this metric.
+    The correction is over all pairs of systems that are compared by this metric.
     """
 
     system: str

@@ -143,7 +143,7 @@ def run_attended(
                 process.kill()
                 process.wait()
     code = process.returncode
-    stopped = received[0] if received else stopped  # a signal that arrived as the command ended
+    stopped = received[0] if received else stopped  # also notice a signal that arrived as the command ended
     killed = -code if code < 0 else code - 128
     if stopped or killed in (signal.SIGINT, signal.SIGTERM):
         raise Interrupted(stopped or signal.Signals(killed))
@@ -234,7 +234,7 @@ def _has_results(directory: Path) -> bool:
 
 
 def manual_runs(cells: Sequence[Cell]) -> list[Sequence[str]]:
-    """Returns the training commands of complete runs that no grid has trained."""
+    """Returns the training commands of complete runs in the cells that no grid has trained."""
     unknown = (cell for cell in cells if not (cell.directory / COMMANDS).exists())
     training = itertools.chain.from_iterable(cell.commands.training for cell in unknown)
     return [arguments for run, arguments in training if (run / "COMPLETE").exists()]

@@ -21,7 +21,7 @@ from jaxir.experiments.experiment_settings import GridSettings, Variant
 from jaxir.experiments.methods import Method, Stage, parse_method
 
 RESULT = "test.json"
-# Macros of gin/models that set what the first stage starts from; later stages start from the previous one.
+# Macros of gin/models that set what the first stage starts from. A later stage starts from the one before.
 PRETRAINED = ("MODEL", "INITIAL_CHECKPOINT_PATH", "TOKENIZER", "FROM_SCRATCH")
 JUDGES = {"sts": "file or folder of rated pairs", "senteval": "folder of transfer tasks"}
 # Macros that a grid sets in the runs of its cells, and the grid's flag for each.
@@ -61,8 +61,9 @@ class Cell:
     seed: int
     directory: Path
     commands: Commands
-    identity: tuple[str, ...]  # the cell's commands without judges and without the places of grid and data
-    # What these commands read: name -> hash of the content.
+    # The cell's commands, without judges and without the directories of grid and data.
+    identity: tuple[str, ...]
+    # The files and models that these commands read: name -> hash of the content.
     inputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     judged_by: Mapping[str, str] = dataclasses.field(default_factory=dict)  # judge -> hash of its data
 
@@ -73,7 +74,7 @@ class Cell:
 
     @property
     def log(self) -> Path:
-        """The output of its commands."""
+        """The file with the output of the cell's commands."""
         return self.directory / "log.txt"
 
     @property
@@ -232,7 +233,7 @@ def _of_judge(directory: Path, name: str) -> Path:
 
 
 def stages_of(method: Method, steps: int, directory: Path) -> Iterator[tuple[Stage, int, Path, Path | None]]:
-    """Yields each stage, its steps, its run directory, and the run it starts from (None: pretrained)."""
+    """Yields (stage, its steps, its run directory, the run that it starts from; None: a pretrained model)."""
     count, start = len(method.stages), None
     for place, stage in enumerate(method.stages):
         share = steps * (place + 1) // count - steps * place // count

@@ -113,7 +113,7 @@ def _of_files(paths: Iterable[Path]) -> str:
     return _of_unchanged(state)
 
 
-@functools.cache  # because cells of a grid share a model
+@functools.cache  # cached, because cells of a grid share a model
 def _of_unchanged(state: tuple[tuple[str, int, int, int], ...]) -> str:
     return _hash("\n".join(f"{Path(path).name} {of_file(path)}" for path, *_ in state).encode())
 

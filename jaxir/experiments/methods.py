@@ -1,4 +1,4 @@
-"""The training methods that grids compare: values of the objectives axis."""
+"""The training methods that grids compare, which are the values of the axis `objectives`."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ METHODS = {
         _of_texts("tsdae", "TSDAE"),
         _of_texts("diffcse", "DiffCSE"),
         _of_texts("diffcse_tanh", "DiffCSE w/o BatchNorm", 'PROJECTOR="tanh"', piece="diffcse"),
-        # Grids compare models by cosine, which needs a temperature (docs/cpdae.md).
+        # Grids compare models by cosine, with which CPDAE needs a temperature (docs/cpdae.md).
         _of_texts("cpdae", "CPDAE"),
         _of_texts("cpdae_r", "CPDAE_R", 'CONTRAST="vectors"', piece="cpdae", defaults=("TEMPERATURE=0.05",)),
         _of_texts("seed", "SEED"),

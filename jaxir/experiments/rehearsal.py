@@ -1,6 +1,6 @@
 """Finds mistakes in an experiment's training runs before any directory is made.
 
-Runs in its own process: reading a recipe may claim a TPU that the runs need.
+The checks run in their own process, because reading a recipe may claim a TPU that the runs need.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_manual_runs(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _first_error(check: str, runs: Sequence[Sequence[str]]) -> str:
-    """Returns the error of the first refused run, a list of arguments; "" if there is none."""
+    """Returns the error of the first run (a list of arguments) that the check refuses; "" if there is none."""
     if not runs:
         return ""
     request = json.dumps([check, runs])

@@ -75,7 +75,7 @@ class Results:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Reads the output of `jaxir.evaluate --per_query`: "metrics" and "per_query" of each."""
+    """Reads the file that `jaxir.evaluate --output` wrote, which has "metrics" and "per_query"."""
     found = read_json(path, dict[str, Any])
     kinds = {"metrics": dict[str, float], "per_query": dict[str, dict[str, float]]}
     for name, kind in kinds.items():

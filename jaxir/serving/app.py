@@ -135,7 +135,7 @@ async def _http_problem(request: Request, error: HTTPException) -> JSONResponse:
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 405:
         sentence = f"{path:.80} does not take {request.method}; send {headers.get('Allow', 'another method')}"
-    elif error.detail != HTTPStatus.NOT_FOUND.phrase:  # the sentence is one of jaxir's routers'
+    elif error.detail != HTTPStatus.NOT_FOUND.phrase:  # not the default text: a router of jaxir wrote this
         sentence = error.detail
     elif path in ABSENT:
         sentence = f"{path} is not served: {ABSENT[path]}"

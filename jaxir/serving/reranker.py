@@ -54,7 +54,7 @@ class Reranker:
         return [Judged(logit, len(pair.ids)) for logit, pair in zip(scores.tolist(), tokens, strict=True)]
 
     def new_batcher(self, max_waiting: int) -> Batcher[Pair, Judged]:
-        """Makes the batcher, an async context manager, in which the pairs of `max_waiting` questions may wait."""
+        """Makes the batcher, an async context manager; at most the pairs of `max_waiting` questions wait."""
         waiting = max_waiting * self.depth
         self.batcher = Batcher(self.judge, max_batch=MAX_BATCH, max_waiting=waiting, name="reranker")
         return self.batcher

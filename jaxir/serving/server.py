@@ -65,7 +65,7 @@ def run(app: Any, listener: socket.socket, on_ready: Callable[[], None]) -> None
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = _Server(config, on_ready)
-    # After an orderly shutdown uvicorn sends itself SIGTERM again, which the previous handler gets.
+    # After an orderly shutdown uvicorn raises SIGTERM again. This handler, which was set before, receives it.
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         server.run(sockets=[listener])

@@ -178,7 +178,7 @@ class Service:
         await self._stack.aclose()
 
     def _compile_rest(self) -> None:
-        """Compiles the remaining programs while requests run, also those that new prompts in requests need."""
+        """Compiles the remaining programs, also those for new prompts, while requests are answered."""
         while not self._stop.is_set():
             for each in (*self._engines(), *filter(None, [self.reranker])):
                 each.compile_rest(self._stop)

@@ -1,4 +1,4 @@
-"""Encodes texts with a multi-vector or a sparse encoder, for `/encode` and for similar paths of other servers."""
+"""Encodes texts with a multi-vector or a sparse encoder, for `/encode` and similar paths."""
 
 from __future__ import annotations
 

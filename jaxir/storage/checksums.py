@@ -22,7 +22,7 @@ from jaxir.storage.open_files import open_to_read, read_text
 NAME = "SHA256SUMS"
 MEND = f"copy it again, make it again, or remove {NAME} if you changed it on purpose"
 _LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
-TOLD_FROM = 2 << 30  # bytes to hash from which a progress bar is shown; fewer take a second or two
+TOLD_FROM = 2 << 30  # show a progress bar from this many bytes on; fewer are hashed in a second or two
 
 
 @contextlib.contextmanager

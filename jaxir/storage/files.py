@@ -140,7 +140,8 @@ def atomic_file(path: str | Path, mode: str = "w", **kwargs: Any) -> Iterator[IO
             ) from error
         return
     check_replaceable(path)
-    path = Path(os.path.realpath(path))  # Write through a link instead of replacing it.
+    # If `path` is a link, write to its target instead of replacing the link.
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_output(path, directory=False) as (temporary, descriptor):
         try:
@@ -214,7 +215,7 @@ def atomic_directory(path: str | Path, *, overwrite: bool = False) -> Iterator[P
     """
     if not overwrite:
         check_new_directory(path)
-    path = Path(os.path.realpath(local_path(path, "written to")))  # Write through a link, do not replace it.
+    path = Path(os.path.realpath(local_path(path, "written to")))  # keep `path` if it is a link
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary_output(path, directory=True) as (temporary, _):
         try:
@@ -288,7 +289,7 @@ def _replace(old: Path, new: Path) -> None:
     if rename is not None and rename(*names, _RENAME_EXCHANGE) == 0:
         remove_directory(new)
         return
-    aside = new.with_suffix(".old")  # other processes may remove *.part, but not this
+    aside = new.with_suffix(".old")  # other processes may remove *.part, but not *.old
     old.rename(aside)
     new.rename(old)
     remove_directory(aside)

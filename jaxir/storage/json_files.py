@@ -1,4 +1,4 @@
-"""Reading JSON files, whose damaged or unexpected content raises a UserError; a line of a .jsonl file."""
+"""Reads JSON files and lines of .jsonl files; damaged or unexpected content raises a UserError."""
 
 from __future__ import annotations
 

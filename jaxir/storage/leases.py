@@ -1,4 +1,4 @@
-"""Leases let one process at a time work in a directory of a bucket: it renews the object LEASE there.
+"""Leases let one process at a time work in a directory of a bucket. It writes and renews the object LEASE.
 
 The object is written only if no other process has written it meanwhile (Cloud Storage's preconditions).
 A lease that is not renewed for `STALE_AFTER` seconds is taken over, so a crash blocks nobody for long.

@@ -139,7 +139,7 @@ def open_locked(path: Path, flags: int, *, warn: bool = False) -> int:
 
 
 def _lock(path: Path, flags: int, refusal: str, *, directory: Path) -> int:
-    """Opens and locks a path after creating `directory`; returns the descriptor."""
+    """Creates `directory`, then opens and locks a path; returns the path's descriptor."""
     while True:
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):  # Another process has just removed it.

@@ -33,7 +33,7 @@ def write_npy(file: IO[bytes], parts: Sequence[np.ndarray]) -> None:
 
 
 def stream_npy(file: IO[bytes], shape: tuple[int, ...], dtype: np.dtype, parts: Iterable[np.ndarray]) -> None:
-    """Like `write_npy`, but for parts that are computed one by one; `shape` is the whole array's."""
+    """Like `write_npy`, for parts that are computed one by one; `shape` is the shape of the whole array."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     for piece in pieces(parts, 65_536):

@@ -38,7 +38,7 @@ Kind = Literal[
 ]
 FILES = ("run file", "shared run file", "report", "shared outputs file")
 WHOLE = ("run file", "report", "directory", "model")  # kinds that `writes` locks
-# Directories that an interrupted command resumes -> entries, of which a started directory has at least one.
+# Kinds of directories that an interrupted command resumes -> entries. A started directory has one or more.
 BEGUN = {
     "embeddings directory": {"embeddings.json"},
     "grid": {"cells"},

@@ -39,7 +39,8 @@ def temporary_output(path: Path, *, directory: bool, mode: int = 0o777) -> Itera
         temporary = path.with_name(f".{path.name[:48]}.{_host()}.{secrets.token_hex(6)}.part")
         if directory:
             temporary.mkdir(mode)
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed before this locked it
+        # Another process removed it before this one locked it.
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
             descriptor = open_locked(temporary, flags)
             break
     try:

@@ -177,7 +177,7 @@ class ExpandedDataset(Dataset):
     def _choose(
         self, selection: Selection, relevance: np.ndarray, own: np.ndarray, random: np.ndarray, step: int
     ) -> np.ndarray:
-        """Returns the indices of the queries chosen from a document's n; `own` [n] marks the gold query's copies."""
+        """Returns the indices of the queries chosen from n; `own` [n] marks copies of the gold query."""
         order = np.arange(len(relevance))
         if selection.ranks:
             order = np.argsort(-relevance, kind="stable")

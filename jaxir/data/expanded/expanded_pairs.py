@@ -147,7 +147,7 @@ def pairs_or_mined(pairs: RecordSource, mined: str | None, negatives: Natural) -
 def dev_pairs(
     pairs: RecordSource | None, expansions: str, corpus: str, appended: int = 1
 ) -> ExpandedPairs | None:
-    """Returns `pairs` with each passage's first queries, for evaluation in training; None if `pairs` is None."""
+    """Returns `pairs` with each passage's first queries, to evaluate on in training; None if it is None."""
     if pairs is None:
         return None
     return ExpandedPairs(

@@ -95,7 +95,7 @@ def _entries_of(
     is_prose = not summary.startswith((f"{name.rpartition('.')[2]}(", ">>>", ".. "))
     if is_prose and rest and _MIN_SUMMARY_WORDS <= len(words) <= _MAX_SUMMARY_WORDS:
         entry = Entry(name, summary, signature, rest)
-        if not _contains(entry.document.contents, summary):  # fails if the summary is only the dotted name
+        if not _contains(entry.document.contents, summary):  # the passage must not contain the query
             yield entry
 
 

@@ -1,8 +1,8 @@
 """Reads Natural Questions (Kwiatkowski et al. 2019): questions and long answers (paragraphs, tables, lists).
 
 The sources are the simplified files (v1.0-simplified_simplified-nq-train.jsonl.gz with `document_text`,
-v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or TFDS's "natural_questions/default". The NQ of
-Moiseev et al. 2023 is a different set, MultiReQA's (`multireqa`), and DPR has its own (`dpr`).
+v1.0-simplified_nq-dev-all.jsonl.gz with `document_tokens`) or TFDS's "natural_questions/default". Moiseev et
+al. 2023 use another version of NQ, MultiReQA's (`multireqa`). DPR has a third version (`dpr`).
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ class Pairs(PairSource):
     ) -> DatasetPairs | StreamedPairs:
         """Returns training data of a `datasets.Dataset`, or of an `IterableDataset`, which is streamed.
 
-        A `Dataset` is tokenised once, before training; its token ids are in memory, its texts are not. Of a
-        stream only one batch is in memory. A stream keeps its order; `shuffle(buffer_size=N)` of `datasets`
+        A `Dataset` is tokenised once, before training; its token ids are in memory, its texts are not. For a
+        stream, only one batch is in memory. A stream keeps its order; `shuffle(buffer_size=N)` of `datasets`
         changes it. A resumed run reads the rows before its step again and drops them.
 
         Args:

@@ -29,7 +29,7 @@ from jaxir.data.sets import docstrings
 from jaxir.data.sets.docstrings import SPLITS, Entry, normal
 from jaxir.storage.files import atomic_directory
 
-# jaxir itself, and packaging tools and tests, which differ from machine to machine.
+# Skip jaxir itself, and packaging tools and tests, which differ from machine to machine.
 _SKIPPED_PACKAGES = frozenset(
     {"jaxir", "pip", "setuptools", "pkg_resources", "wheel", "_distutils_hack", "idlelib", "lib2to3"}
     | {"turtledemo", "ensurepip", "test"}
@@ -38,11 +38,11 @@ _SKIPPED_DIRECTORIES = frozenset(
     {"test", "tests", "_tests", "site-packages", "dist-packages", "__pycache__", "third_party"}
     | {"vendor", "_vendor", "vendored", "_vendored", "_vendored_packages", "extern", "externals"}
 )
-# Tests and generated code; and the models of transformers, whose docstrings are copies of each other.
+# Skip tests, generated code, and the models of transformers, whose docstrings are copies of each other.
 _SKIPPED_FILE = re.compile(r"(test_.*|.*_test|.*_tests|conftest|gen_.*|.*_gen|.*_generated|.*_pb2)\.py")
 _SKIPPED_MODULE = re.compile(r"transformers\.models\..*|pydoc_data\.topics")
 
-FEWEST = 500  # minimum files for which several processes are faster; one reads 200 files a second
+FEWEST = 500  # use several processes from this many files on; one process reads 200 files a second
 MOST = 16  # maximum number of processes
 _CHILD = "from jaxir.data.sets import package_docs; package_docs.work()"
 

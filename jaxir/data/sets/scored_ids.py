@@ -34,7 +34,8 @@ class _Row(NamedTuple):
 class ScoredIds(PairSource):
     """Pairs with negatives and scores, given by ids, such as those published for MS MARCO.
 
-    Rows of a JSONL, CSV, TSV or Parquet file, in one of these forms (all ids are texts or whole numbers):
+    The rows of a JSONL, CSV, TSV or Parquet file have one of these forms (all ids are texts or whole
+    numbers):
 
         {"qid": 1, "pos": [7], "neg": {"bm25": [8, 9], "dense": [9, 4]}}          no scores
         {"qid": 1, "pos": {"7": 9.1}, "neg": {"8": 2.5, "9": -1.0}}               scores by id
@@ -48,7 +49,7 @@ class ScoredIds(PairSource):
     Attributes:
       path: the file of rows.
       collection: where the texts are: a BEIR folder, hf:NAME or ir_datasets:ID.
-      max_negatives: the number of negatives of a row that are kept, the first ones; None: all.
+      max_negatives: how many negatives of a row are kept, from the first one on; None: all.
     """
 
     path: str
@@ -128,7 +129,8 @@ def _of_two(record: Mapping[str, Any]) -> tuple[Scored, Scored]:
     if not isinstance(scores, list):
         if len(positives) != 1 or len(negatives) != 1:
             raise MalformedRecord("one score needs one positive and one negative;", "give a list of scores")
-        scores = [scores, 0.0]  # losses read differences only
+        # The positive scores the difference, the negative 0: losses only read differences.
+        scores = [scores, 0.0]
     count = len(positives) + len(negatives)
     if len(scores) != count:
         raise MalformedRecord(f"expected {count} scores, the positive's first,", f"but found {len(scores)}")

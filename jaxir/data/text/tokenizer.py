@@ -43,7 +43,7 @@ _SIDE_FILES = (
 FILES = (JSON, *_SIDE_FILES)  # read by `Tokenizer.load`, which also reads SentencePiece models (*.model)
 # Maximum texts and characters per call into a tokenizer library, so that its results take tens of MB.
 _BLOCK_TEXTS, _BLOCK_CHARACTERS = 1024, 1_000_000
-# Where a text can be cut: before a space and a letter, after a letter, digit or mark (`Tokenizer._cut`).
+# A text can be cut before a space and a letter that follow a letter, digit or mark (`Tokenizer._cut`).
 _WORD_START = re.compile(r"(?<=[A-Za-z0-9.,;:!?)\"])(?= [A-Za-z])")
 
 
@@ -105,7 +105,8 @@ class Tokenizer:
             for name in plain:
                 if b"\0" in files[name]:
                     raise UserError(f"{directory / name} is damaged: it contains NUL bytes; copy it again")
-            if DEBERTA in files:  # for a damaged file, transformers only reports that tiktoken is missing
+            # Check it first: for a damaged file, transformers only reports that tiktoken is missing.
+            if DEBERTA in files:
                 sentencepiece_processor(files[DEBERTA], directory / DEBERTA)
             files[JSON] = convert(directory)
             return cls(read_tokenizer_json(directory, files, config), files)
@@ -119,7 +120,7 @@ class Tokenizer:
 
     @functools.cached_property
     def effect(self) -> str:
-        """SHA-256 (hex) of what tokenising does: unlike `fingerprint`, without settings that are ignored."""
+        """SHA-256 (hex) of all that affects tokenising; unlike `fingerprint` it omits ignored settings."""
         content = self._backend.content
         if self.model_file is None:
             without = json.loads(content) | {"padding": None, "truncation": None}

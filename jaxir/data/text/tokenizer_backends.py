@@ -172,7 +172,7 @@ def convert(directory: Path) -> bytes:
     try:
         fast = kind.from_pretrained(str(directory), local_files_only=True)
         return fast.backend_tokenizer.to_str().encode()
-    except Exception as error:  # transformers raises many types for a damaged or unknown directory
+    except Exception as error:  # transformers raises many types of errors for a damaged or unknown directory
         reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"{directory}: transformers cannot read this tokenizer ({reason}): give another directory"

@@ -1,7 +1,7 @@
 """Porter's stemmer (Porter 1980), with the two changes in the author's own programs and in Lucene.
 
 The ending bli (replaced by ble) takes the place of the paper's abli, and logi (replaced by log) is added.
-Words of one or two letters are not changed. Snowball's stemmer "porter" has neither rule.
+Words of one or two letters are not changed. Snowball's stemmer "porter" has neither change.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _program(on_cpu: bool, rounded: bool):
-    """Returns a program that compares vectors with centroids; on CPUs without the argmax, which NumPy does faster."""
+    """Returns a program that compares vectors with centroids; on CPUs NumPy takes the argmax, which is faster."""
 
     def compared(centroids: jax.Array, half: jax.Array, vectors: jax.Array) -> jax.Array:
         if rounded:
@@ -180,8 +180,7 @@ def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.n
     steps = STEPS[bits] * np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
     levels = np.clip(np.rint(residuals / steps + middle), 0, 2**bits - 1)
     grid = levels - middle
-    # `step` is chosen so that residual and code have the right product, then `length` so that vectors keep
-    # theirs.
+    # `step` preserves the product of the residual and its code; then `length` preserves the vector's length.
     squares, products = (np.einsum("td,td->t", residuals, x) for x in (residuals, grid))
     step = squares / (products + 1e-30)
     decoded = np.linalg.norm(centroids + step[:, None] * grid, axis=1)

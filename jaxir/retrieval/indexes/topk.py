@@ -160,7 +160,7 @@ def _take(
         return jax.lax.cond(needed(values[:, -1:]) <= room, taken, everything)
 
     def needed(cut):
-        """Returns the largest number of groups in a query that have a score of at least `cut`, the k-th best."""
+        """Returns the most groups of any query that have a score of at least `cut`, the k-th best."""
         cut = jnp.maximum(cut, best_scores[:, -1:])
         return jnp.max(jnp.sum((maxima >= cut) & (maxima > -jnp.inf), axis=1))
 
@@ -225,7 +225,7 @@ def best(scores: jax.Array, ranks: jax.Array, k: int) -> tuple[jax.Array, jax.Ar
 
 
 def _top_k(scores: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """`jax.lax.top_k` with barriers, without which XLA on a CPU turns a slice of its result into a full sort."""
+    """`jax.lax.top_k` with barriers, or else XLA on a CPU turns a slice of its result into a full sort."""
     values, at = jax.lax.top_k(scores, k)
     # Two barriers: if XLA turns the top-k into a sort, it aborts at a single barrier for both results.
     return jax.lax.optimization_barrier(values), jax.lax.optimization_barrier(at)

@@ -70,7 +70,7 @@ def interpolate(
                 continue
             values = normalize(np.fromiter(answers.values(), np.float64))
             found = dict(zip(answers, values.tolist(), strict=True))
-            # 0 also if all scores are equal, and so become 1.
+            # With min_max the lowest score is 0, even if all scores are equal and therefore become 1.
             lowest = 0.0 if normalization == "min_max" else float(values.min())
             for doc_id in scores:
                 scores[doc_id] += weight * found.get(doc_id, lowest)

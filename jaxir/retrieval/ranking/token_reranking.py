@@ -17,10 +17,10 @@ _DOCUMENTS = 4096  # documents whose vectors are held at once: 400 MB for 180 to
 
 
 def rerank(candidates: Candidates, encoder: MultiVectorEncoder | HybridEncoder) -> Run:
-    """Returns the run of the candidates with the encoder's similarities; a hybrid encoder's are their "sum".
+    """Returns the run of the candidates with the encoder's similarities; a hybrid encoder's are "sum".
 
-    Vectors are not stored: those of the documents of some queries are held at a time. A document of several
-    such groups of queries is encoded for each.
+    Queries are taken in groups, and only the vectors of one group's documents are held at a time. A document
+    of several groups is encoded for each of them.
     """
     scored: Run = {}
     with progress(total=len(candidates.found), what="reranking", unit="queries") as bar:

