@@ -1,9 +1,9 @@
-"""Batches from memory and from records on a disk: examples/s, and what a step waits.
+"""Compares batches from memory and from records on a disk: examples/s, and how long a step waits.
 
-The same random pairs by way of `ArrayDataset` in memory, and as ArrayRecord files read by Grain
-(`GrainRecords`). Each in a process of its own; of what it reads nothing is in
-the system's cache when it begins. "ahead" is as quickly as the training's own thread takes batches; then a
-step of `--step_ms` follows each batch, in which the process sleeps, as a host does whose accelerator works.
+The same random pairs are read from memory (`ArrayDataset`) and from ArrayRecord files by Grain
+(`GrainRecords`). Each source runs in its own process, which starts without its files in the system's cache.
+The figures "ahead" are for batches taken as fast as training's own thread takes them. Then the process sleeps
+for `--step_ms` after each batch, like a host whose accelerator computes.
 
     python benchmarks/batches.py [--pairs=200000] [--batch_size=1024] [--step_ms=100] [--repeats=3]
 """
@@ -40,12 +40,12 @@ STEPS_AHEAD, STEPS_WAITED = 100, 40
 
 
 class RandomIds:
-    """A tokenizer that gives random ids, always the same of a text: 20 of a query and 100 of a passage."""
+    """A tokenizer that gives a text random ids, always the same: 20 for a query and 100 for a passage."""
 
     vocab_size, fingerprint = 30_522, "random"
 
     def encode_batch(self, texts: list[str], *, max_length: int, truncation: Any = None) -> list[np.ndarray]:
-        """Returns ids of `max_length` tokens at most, of which a sixth is missing on average."""
+        """Returns the ids of each text, at most `max_length`, and on average a sixth fewer."""
         rngs = [np.random.default_rng(zlib.crc32(text.encode())) for text in texts]
         sizes = [rng.integers(2 * max_length // 3, max_length + 1) for rng in rngs]
         return [
@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def features() -> Any:
-    """Returns those of pairs of 24 + 120 tokens."""
+    """Returns the features of pairs of 24 + 120 tokens."""
     from jaxir.core.features import TextFormat
     from jaxir.objectives.pair_batch import pair_features
 
@@ -108,7 +108,7 @@ def write(directory: Path, pairs: int) -> None:
 
 
 def run(source: str, directory: Path) -> dict[str, float]:
-    """Measures one source in a process of its own."""
+    """Measures one source in a new process."""
     for path in directory.glob("*/*"):
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Prints the pairs of docs/tutorial.md: synopsis and description of a package of every seventh source.
+"""Prints the pairs of docs/tutorial.md: the synopsis and description of one package of every seventh source.
 
 Needs a machine with apt and its lists: python benchmarks/debian_packages.py > packages.jsonl
 """

@@ -1,8 +1,8 @@
-"""Questions whose answers are in the documentation of the installed Python packages, as a BEIR folder.
+"""Writes a BEIR folder of questions that the documentation of the installed Python packages answers.
 
-What is the default of a parameter, which module has it, what type is returned: of each documented function or
-class, told by its summary line alone. The passages are those of `jaxir.pydocs`, without summaries; their
-titles are the parts of a name, as words.
+The questions ask for a parameter's default, for the module, or for the returned type of a documented function
+or class, which they describe only by its summary line. The passages are those of `jaxir.pydocs`, without
+summaries. A passage's title is the name, split into words.
 
     python benchmarks/doc_questions.py OUTPUT
 """
@@ -24,7 +24,7 @@ from jaxir.data.sets.package_docs import Entry, collect
 from jaxir.evaluation.answer_match import tokens_of
 from jaxir.storage.files import atomic_directory
 
-# Values that stand in every other passage.
+# Defaults that are too common to be asked for.
 COMMON = {"None", "True", "False", "0", "1", "-1", "2", ""}
 RETURNS = re.compile(r"^Returns\n-{3,}\n(?:\w+ ?: ?)?(?P<type>[^\n]{3,40})\n", re.MULTILINE)
 """NumPy's section of what is returned."""
@@ -59,12 +59,12 @@ def main(output: str) -> None:
 
 
 def passage(entry: Entry) -> Document:
-    """Returns what is searched: its name as words, as Lucene takes one with points for a word of its own."""
+    """Returns an entry's passage. Its title is the name in words: to Lucene a dotted name is one word."""
     return entry.document._replace(title=entry.name.replace(".", " "))
 
 
 def questions(entry: Entry) -> Iterator[tuple[str, str, str]]:
-    """Yields (kind, question, answer) of an entry: answers that its passage has and the question has not."""
+    """Yields (kind, question, answer) of an entry if the passage, but not the question, has the answer."""
     summary = entry.summary.rstrip(".")
     found = [
         *(
@@ -83,7 +83,7 @@ def questions(entry: Entry) -> Iterator[tuple[str, str, str]]:
 
 
 def defaults(entry: Entry) -> Iterator[tuple[str, str]]:
-    """Yields (parameter, default) of the signature, where the value is a rare text or number."""
+    """Yields (parameter, default) of the signature for each default that is a rare text or number."""
     try:
         function = ast.parse(f"def {entry.signature.replace(', ...', '')}: pass").body[0]
     except SyntaxError:  # a class without a constructor
@@ -99,7 +99,7 @@ def defaults(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def split_of(name: str, kind: str) -> str:
-    """Returns the split of a question: 8 of 10 train, whatever the machine has besides."""
+    """Returns a question's split by a hash, which does not depend on other packages: 8 of 10 are train."""
     drawn = int.from_bytes(hashlib.sha256(f"{name} {kind}".encode()).digest()[:4], "big") % 10
     return "train" if drawn < 8 else ("dev", "test")[drawn - 8]
 

@@ -1,10 +1,10 @@
-"""Encoding throughput on a CPU against sentence-transformers: same model, texts, cores and type.
+"""Compares encoding throughput on a CPU with sentence-transformers: same model, texts, cores and type.
 
-Each system runs in a process of its own, one at a time, in turns. A process encodes all texts twice: the
-first pass holds jaxir's compilation, the second is the steady state. Three systems are compared:
+Each system has its own process. The processes run one at a time, in turns. A process encodes all texts twice:
+the first pass includes jaxir's compilation, the second does not. Three systems are compared:
 
     jaxir               batches of a token budget, from texts sorted by tokens
-    peer                sentence-transformers as it comes: batches of 32, sorted by characters
+    peer                sentence-transformers with its defaults: batches of 32, sorted by characters
     peer, token-sorted  sentence-transformers given batches of 32 sorted by tokens
 
     python benchmarks/encode.py --peer_python=PYTHON [--corpus=FILE] [--texts=2000] [--repeats=3] [--cores=2]
@@ -86,7 +86,7 @@ def load_texts(corpus: str | None, count: int) -> list[str]:
 
 
 def run_worker(system: str, model: str, dtype: str, directory: Path, peer_python: str) -> dict:
-    """Runs one system in its own process; its vectors are left in `directory`."""
+    """Runs one system in its own process, which writes its vectors into `directory`."""
     python = sys.executable if system == "jaxir" else peer_python
     worker = ["--worker", system, local_model(model), dtype, str(directory)]
     command = [python, str(Path(__file__).resolve()), *worker]
@@ -128,7 +128,7 @@ def work(system: str, model: str, dtype: str, directory: str) -> int:
 
 
 def jaxir_encoder(model: str, dtype: str, result: dict) -> Callable:
-    """Loads jaxir; `result` is given token counts and what the batches were."""
+    """Loads jaxir's encoder; adds the counts of tokens and the shapes of batches to `result`."""
     from jaxir import DualEncoder
     from jaxir.retrieval.encoding.batching import EncodingReport
 
@@ -173,7 +173,7 @@ def peer_encoder(model: str, dtype: str, system: str) -> Callable:
 
 
 def report(texts: Sequence[str], runs: dict[str, list[dict]], directory: Path) -> None:
-    """Prints one table for each pass, the median over repeats, and whether the vectors agree."""
+    """Prints a table of medians over repeats for each pass, and whether the systems' vectors agree."""
     import numpy as np
 
     counts = runs["jaxir"][0]["counts"]
@@ -206,7 +206,7 @@ def report(texts: Sequence[str], runs: dict[str, list[dict]], directory: Path) -
 
 
 def peer_padding(order: Sequence[int], counts: Sequence[int]) -> float:
-    """Padded over real tokens of batches of 32 in `order`, each padded to its longest text."""
+    """Returns padded / real tokens, for batches of 32 texts in `order`, each padded to its longest text."""
     batches = [[counts[i] for i in order[at : at + PEER_BATCH]] for at in range(0, len(order), PEER_BATCH)]
     return sum(len(batch) * max(batch) for batch in batches) / sum(counts)
 

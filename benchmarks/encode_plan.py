@@ -1,10 +1,11 @@
-"""Passages a second that TPUs encode, by their compiler's account, and hours for whole corpora.
+"""Estimates from the TPU compiler how many passages a second TPUs encode, and the hours for whole corpora.
 
     .venv/bin/python benchmarks/encode_plan.py --model=hf:google/t5-v1_1-base --topology=v5e:2x2
 
 Compiles the program that `jaxir.encode --dtype=bfloat16` runs on a full batch of passages of --length tokens,
-and reads its products and its traffic from it (`jaxir.planning`). Nothing runs, no weight is read. What runs
-is slower: tokenizer, disk and network are not in it, nor padding. `make plan-tools` first.
+and reads its matrix products and memory traffic (`jaxir.planning`). Nothing runs on a TPU, and no weights are
+read. A real run is slower, because the estimate leaves out the tokenizer, disk, network and padding. Run
+`make plan-tools` first.
 """
 
 from __future__ import annotations

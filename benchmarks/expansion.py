@@ -1,14 +1,14 @@
-"""Seconds a query of each stage of expanded queries: expand, rerank, retrieve; time and size of the indexes.
+"""Measures seconds per query to expand, rerank and retrieve, and the time and size of the indexes.
 
-The columns and rows of table 3.11 of Chuang 2024: DPR, BM25, GAR (a greedy output), EAR-RI and EAR-RD (the
-best of many samples). Queries are taken one by one, as there; every stage has been run once before on the
-same queries, so that nothing is compiled while it is timed.
+The table has the columns and rows of table 3.11 of Chuang 2024: DPR, BM25, GAR (a greedy output), EAR-RI and
+EAR-RD (the best of many samples). As in the paper, queries are taken one by one. Every stage runs once on the
+same queries before it is timed, so that nothing is compiled meanwhile.
 
     python benchmarks/expansion.py --dataset=DIR --answers=FILE --generator=MODEL --ri=MODEL --rd=MODEL
                                    --model=DENSE [--split=test] [--queries=20] [--num_outputs=50]
                                    [--max_new_tokens=32] [--backend=exact]
 
-DIR is a BEIR folder; BM25 runs in the sidecar, which fetches itself. Nothing else is downloaded.
+DIR is a BEIR folder. BM25 runs in the sidecar, which is installed on first use. Nothing else is downloaded.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 class Stages:
-    """Answers a question by some of the stages, and keeps the seconds of each."""
+    """Answers a question by some of the stages, and records the seconds of each stage."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Stages:
         return [self.searcher.index.documents[i].contents for i in found]
 
     def best(self, queries: Sequence[str]) -> str:
-        """Returns the query of the highest score; for RD after a search for the first passage of each."""
+        """Returns the query with the highest score; EAR-RD first searches for each query's first passage."""
         passages = [""] * len(queries)
         if self.reranker.reads_passages:
             documents = self.searcher.index.documents
@@ -123,11 +123,11 @@ class Stages:
         return queries[int(scores.argmax())]
 
     def found(self, queries: Sequence[str], depth: int) -> list[list[str]]:
-        """Returns the ids of the passages of each query."""
+        """Returns the ids of the passages that each query finds."""
         return self.searcher.search(list(queries), depth)[1]
 
     def timed(self, stage: str, work: Callable[[], object]):
-        """Returns what `work` does, and notes how long it took."""
+        """Returns the result of `work`, and records how long it took."""
         start = time.perf_counter()
         done = work()
         self.seconds.setdefault(stage, []).append(time.perf_counter() - start)
@@ -139,7 +139,7 @@ class Stages:
 
 
 def holds(passages: Sequence[str], answers: Sequence[str]) -> bool:
-    """Tells whether one of the passages has one of the answers."""
+    """Returns whether one of the passages contains one of the answers."""
     wanted = [joined_tokens(answer) for answer in answers if tokens_of(answer)]
     return any(answer in joined_tokens(passage) for passage in passages for answer in wanted)
 

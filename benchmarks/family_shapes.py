@@ -3,8 +3,8 @@ layers.
 
     PEER/bin/python benchmarks/family_shapes.py DIRECTORY
 
-`benchmarks/encode.py --model=st:DIRECTORY/NAME` compares them. PEER has sentence-transformers; the tokenizer
-is a WordPiece of words in the documentation of Python's own topics.
+`benchmarks/encode.py --model=st:DIRECTORY/NAME` compares jaxir with sentence-transformers on them. PEER is an
+environment with sentence-transformers. The tokenizer is a WordPiece of the words in Python's own help topics.
 """
 
 import pydoc_data.topics
@@ -17,7 +17,8 @@ from sentence_transformers import SentenceTransformer, models
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors, trainers
 from tokenizers.models import WordPiece
 
-SPECIAL = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]  # padding is 1, from which MPNet counts positions
+# [PAD] has id 1, because MPNet counts positions from its padding id.
+SPECIAL = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
 LAYERS = {"num_hidden_layers": 6, "pad_token_id": 1}
 CONFIGS = {
     "mpnet": transformers.MPNetConfig(**LAYERS),

@@ -1,11 +1,11 @@
-"""Generation: outputs and tokens a second, beside transformers' in torch on the same cores and weights.
+"""Compares generated outputs and tokens a second with transformers in torch, on the same cores and weights.
 
-The job: a random T5 1.1 writes for texts of random words, greedily and ten samples of each (top-k 10). Its
-outputs do not end before `--new_tokens`, so that both systems compute equally many tokens. Each system runs
-in a process of its own, one at a time, in turns:
+A T5 1.1 with random weights generates for texts of random words: one greedy output, then ten samples per text
+(top-k 10). Outputs never end before `--new_tokens`, so that both systems compute equally many tokens. Each
+system has its own process. The processes run one at a time, in turns:
 
-    jaxir   `Generator.generate`, as `jaxir.expand generate` calls it; the first pass, with compilation, and
-            the second are told apart
+    jaxir   `Generator.generate`, as `jaxir.expand generate` calls it; the first pass, which compiles, and the
+            second are reported separately
     peer    transformers' `generate` on batches of texts sorted by tokens, after a warm-up
 
     python benchmarks/generation.py --peer_python=PYTHON [--model=t5-small] [--texts=64] [--new_tokens=32]
@@ -29,7 +29,7 @@ from pathlib import Path
 
 MODELS = {"t5-small": "1.1-small", "t5-base": "1.1-base", "t5-large": "1.1-large", "t5-xl": "1.1-xl"}
 TOP_K, SAMPLES = 10, 10
-JOBS = {"greedy": 1, f"{SAMPLES} samples": SAMPLES}  # outputs of a text
+JOBS = {"greedy": 1, f"{SAMPLES} samples": SAMPLES}  # number of outputs per text
 
 
 def main() -> int:
@@ -88,7 +88,7 @@ def texts_of(flags: argparse.Namespace) -> list[str]:
 
 
 def measured(generate, texts: list[str], num_outputs: int) -> tuple[dict, list[list[str]]]:
-    """Returns the wall and CPU seconds of a pass, and what was written."""
+    """Returns the wall and CPU seconds of a pass, and its outputs."""
     wall, cpu = time.perf_counter(), time.process_time()
     written = generate(texts, num_outputs)
     return {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}, written
@@ -98,7 +98,7 @@ def measured(generate, texts: list[str], num_outputs: int) -> tuple[dict, list[l
 
 
 def make_weights(flags: argparse.Namespace) -> dict:
-    """Writes a folder of a random T5 and a tokenizer of words, which both systems read."""
+    """Writes a T5 with random weights and a word tokenizer into a folder that both systems read."""
     import tokenizers
 
     from jaxir.data.text.tokenizer import Tokenizer
@@ -155,7 +155,7 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
 
 
 def work_peer(flags: argparse.Namespace) -> dict:
-    """Measures transformers' `generate`; needs nothing of jaxir."""
+    """Measures transformers' `generate`, without importing jaxir."""
     import torch
     import transformers
 
@@ -202,7 +202,7 @@ def work_peer(flags: argparse.Namespace) -> dict:
 
 
 def report(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
-    """Prints medians over processes; ratios are medians of those of neighbouring processes."""
+    """Prints medians over processes. A ratio is the median of the ratios of consecutive processes."""
     print(
         f"\n{flags.model}, {flags.texts} texts of 8 to {flags.longest} tokens, {flags.new_tokens} new tokens,"
         f" {flags.dtype}, {flags.cores} cores; medians of {flags.repeats} processes"
@@ -227,7 +227,7 @@ def report(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
 
 
 def ratio(own: list[dict], other: list[dict], job: str) -> str:
-    """Returns how much quicker one system is than another, by wall and by CPU time."""
+    """Returns how many times as fast one system is as another, by wall time and by CPU time."""
     wall, cpu = (
         statistics.median(b[job][key] / a[job][key] for a, b in zip(own, other, strict=True))
         for key in ("wall", "cpu")

@@ -1,9 +1,10 @@
-"""A multi-vector encoder's training step on a CPU against PyLate: same weights, batch, loss and optimizer.
+"""Compares a multi-vector encoder's training step on a CPU with PyLate: same weights, batch and optimizer.
 
 The model has the shape of MiniLM with random weights and a projection to 128 dimensions. PyLate makes it, and
-jaxir reads its folder. Queries are filled to their length with mask tokens that others do not attend to, and
-each has hard negatives. The loss is the in-batch softmax of MaxSim at temperature 1, in float32, without
-dropout, by AdamW with clipping. Each system has its own process, and they take turns, as in lora_step.py.
+jaxir reads its folder. Queries are filled to their full length with mask tokens, to which other tokens do not
+attend. Each query has hard negatives. The loss is the in-batch softmax of MaxSim at temperature 1, in
+float32, without dropout, by AdamW with clipping. Each system has its own process, and they take turns, as in
+lora_step.py.
 
     python benchmarks/late_interaction_step.py --peer_python=PYTHON [--batch_size=16] [--negatives=1]
 
@@ -53,7 +54,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         write_batch(flags, Path(directory))
-        # PyLate's process first: it writes the folder that jaxir reads.
+        # Start PyLate's process first, because it writes the folder that jaxir reads.
         workers = {system: Worker(system, flags, directory) for system in reversed(SYSTEMS)}
         runs: dict[str, list[dict]] = {system: [] for system in SYSTEMS}
         for turn in range(flags.warm_up + flags.steps):
@@ -67,7 +68,7 @@ def main() -> int:
 
 
 def write_batch(flags: argparse.Namespace, directory: Path) -> None:
-    """Writes token ids of queries [B, L], passages and negatives; a half to all are real, 0 is padding."""
+    """Writes token ids [B, L] of queries, passages, negatives; rows are half to entirely full, 0 is padding."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -83,7 +84,7 @@ def write_batch(flags: argparse.Namespace, directory: Path) -> None:
 
 
 def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
-    """Yields facts, then the loss of each step that `jaxir.train` would take."""
+    """Yields facts about the run, then the loss of each step, computed as `jaxir.train` does."""
     import functools
 
     import jax
@@ -101,7 +102,8 @@ def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
     source = PretrainedMultiVector(source=f"st:{directory / 'model'}", dropout_rate=0.0)
     loaded = source.build(seed=0, partitioner=partitioner)
     how = {"weight_decay": WEIGHT_DECAY, "b1": BETAS[0], "b2": BETAS[1], "eps": EPSILON, "clip_norm": CLIP}
-    optimizer = AdamW(learning_rate=LEARNING_RATE, **how).build(10**6)  # the learning rate hardly falls
+    # So many steps that the learning rate hardly falls.
+    optimizer = AdamW(learning_rate=LEARNING_RATE, **how).build(10**6)
     plan = train_state.plan_state(loaded.model, optimizer.transform, partitioner)
     state = train_state.initial_state(loaded.model, optimizer.transform, plan)
     with np.load(directory / "batch.npz") as arrays:
@@ -126,7 +128,7 @@ def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
 
 
 def pylate_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
-    """Writes the model; yields facts, then the loss of each step of a plain loop."""
+    """Writes the model; yields facts about the run, then the loss of each step of a plain loop."""
     import importlib.metadata
 
     import numpy as np
@@ -184,7 +186,7 @@ def pylate_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes a tokenizer, which a folder must have; the batch is of ids."""
+    """Writes a tokenizer, which a folder must have although the batch consists of ids."""
     import tokenizers
     import transformers
 

@@ -1,10 +1,10 @@
-"""Memory of each host while an encoder of 8 billion parameters is loaded onto a mesh of several hosts.
+"""Measures each host's memory while an encoder of 8 billion parameters is loaded onto a mesh of hosts.
 
     python benchmarks/load_on_hosts.py [--hosts=8] [--layers=36]
 
-Each process stands for a host with one device, and the parameters are split over all (fsdp). The folder has
-Qwen3-8B's shape, in bfloat16; its file has holes in place of numbers, so it takes no disk. One process loads
-at a time, so that this machine needs the memory of one host only.
+Each process stands for a host with one device, and the parameters are split over all devices (FSDP). The
+folder has Qwen3-8B's shape, in bfloat16. Its file of weights is sparse, so it takes no disk space. One
+process loads at a time, so that this machine only needs the memory of one host.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_folder(folder: Path, layers: int) -> int:
 
 
 def load(folder: Path) -> None:
-    """Loads the folder as one of the hosts; prints the bytes that it holds, and the most memory it took."""
+    """Loads the folder as one of the hosts; prints the bytes of its parameters and its peak memory."""
     import jax
     from flax import nnx
 
@@ -74,7 +74,7 @@ def load(folder: Path) -> None:
 
     with together(), (folder / "turn").open("w") as turn:
         fcntl.flock(turn, fcntl.LOCK_EX)
-        build(str(GOLDEN / "bert"))  # imports what is needed
+        build(str(GOLDEN / "bert"))  # imports all modules before memory is measured
         before, peak, done = memory(), [0], threading.Event()
 
         def watch() -> None:
@@ -90,7 +90,7 @@ def load(folder: Path) -> None:
 
 
 def memory() -> int:
-    """Returns the bytes of memory of this process without mapped files, which the system drops at need."""
+    """Returns this process's bytes of memory, without mapped files, which the system can drop when needed."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
@@ -99,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--layers", type=int, default=36)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)  # given to the hosts
+    parser.add_argument("--folder", help=argparse.SUPPRESS)  # only passed to the processes of the hosts
     flags = parser.parse_args()
     if flags.folder:
         load(Path(flags.folder))

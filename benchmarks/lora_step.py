@@ -1,11 +1,11 @@
-"""The LoRA training step on a CPU against PEFT: same weights, batch, loss, optimizer and cores, in float32.
+"""Compares a LoRA training step on a CPU with PEFT: same weights, batch, loss, optimizer and cores, float32.
 
 The model has the shape of Qwen3 0.6B with random weights and a vocabulary of 8,000, because both systems
 freeze the token table. PEFT adds adapters of rank 16 to all dense layers and writes them; jaxir reads these
-folders. Last-token pooling, cosine, in-batch softmax at temperature 0.02, AdamW with clipping. torch attends
-by sdpa; neither system recomputes activations. Each system has its own process. They take turns of two
-steps, of which the second is timed: a training run does not pause between steps, and after a pause the kernel
-takes up to a second for the pages of the temporaries.
+folders. Both use last-token pooling, cosine, in-batch softmax at temperature 0.02, and AdamW with clipping.
+torch's attention is sdpa; neither system recomputes activations. Each system has its own process. They take
+turns of two steps, and the second step is timed. The first one is not, because after a pause the system's
+kernel takes up to a second to provide the memory pages, and a training run has no such pauses.
 
     python benchmarks/lora_step.py --peer_python=PYTHON [--layers=28] [--steps=5] [--cores=2] [--scan]
 
@@ -58,7 +58,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as directory:
         write_batch(flags, Path(directory))
-        # PEFT's process first: it writes the folders that jaxir reads.
+        # Start PEFT's process first, because it writes the folders that jaxir reads.
         workers = {system: Worker(system, flags, directory) for system in reversed(SYSTEMS)}
         runs: dict[str, list[dict]] = {system: [] for system in SYSTEMS}
         for turn in range(flags.warm_up + flags.steps):
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 class Worker:
-    """A process that takes two steps for each line that it reads; `facts` are what it says at its start."""
+    """A process that takes two steps for each line that it reads; `facts` is its first output."""
 
     def __init__(self, system: str, flags: argparse.Namespace, directory: str):
         python = sys.executable if system == "jaxir" else flags.peer_python
@@ -108,7 +108,7 @@ def work(
     steps_of: Callable[[argparse.Namespace, Path], Iterator[dict]], flags: argparse.Namespace, directory: Path
 ) -> int:
     """Takes two steps for each line of standard input; prints both losses, and the seconds of the second."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print, too
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries also print to standard output
     started = time.perf_counter()
     steps = steps_of(flags, directory)
     facts = next(steps) | {"start": time.perf_counter() - started}
@@ -124,7 +124,7 @@ def work(
 
 
 def write_batch(flags: argparse.Namespace, directory: Path) -> None:
-    """Writes token ids [B, L] of queries and passages, each half to entirely real, with 0 as padding."""
+    """Writes token ids [B, L] of queries and passages; rows are half to entirely full, 0 is padding."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -138,7 +138,7 @@ def write_batch(flags: argparse.Namespace, directory: Path) -> None:
 
 
 def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
-    """Yields facts, then the loss of each step that `jaxir.train` would take."""
+    """Yields facts about the run, then the loss of each step, computed as `jaxir.train` does."""
     import functools
 
     import jax
@@ -163,7 +163,7 @@ def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
         b2=BETAS[1],
         eps=EPSILON,
         clip_norm=CLIP,
-    ).build(10**6)  # so many that the learning rate hardly falls
+    ).build(10**6)  # so many steps that the learning rate hardly falls
     loss = functools.partial(in_batch_softmax, temperature=TEMPERATURE, bidirectional=False)
     plan = train_state.plan_state(loaded.model, optimizer.transform, partitioner)
     state = train_state.initial_state(loaded.model, optimizer.transform, plan)
@@ -192,7 +192,7 @@ def jaxir_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
 
 
 def peft_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
-    """Writes the model and its adapters; yields facts, then the loss of each step of a plain loop."""
+    """Writes the model and its adapters; yields facts about the run, then each loss of a plain loop."""
     import numpy as np
     import peft
     import torch
@@ -252,7 +252,7 @@ def peft_steps(flags: argparse.Namespace, directory: Path) -> Iterator[dict]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Writes a tokenizer, which a folder must have; the batch is of ids."""
+    """Writes a tokenizer, which a folder must have although the batch consists of ids."""
     import tokenizers
     import transformers
 

@@ -1,11 +1,10 @@
-"""Time and memory of a contrastive loss and its gradient: dense against blockwise.
+"""Compares time and memory of a contrastive loss and its gradient: dense and blockwise.
 
-Each batch size and version runs in a process of its own, one at a time, on random unit vectors. The dense
-version runs where what its compiled program needs fits into the memory that is free. On several devices the
-batch is split over all of them. Memory is of one device: "arguments and results" and "temporary" are the
-compiler's figures, "peak" is what the device (on a CPU: the whole process, Python and compiler included)
-really took. Beside wall time stands the CPU time of the process: on a machine that others use, believe
-neither where the two ratios to dense disagree.
+Each batch size and version has its own process, on random unit vectors; one process runs at a time. The dense
+version runs only if its compiled program fits into free memory. On several devices the batch is split over
+all of them. Memory is that of one device. The compiler computes "arguments and results" and "temporary";
+"peak" is measured (on a CPU for the whole process, Python and compiler included). CPU time is printed beside
+wall time: on a machine that others use, trust a ratio to dense only if both times agree.
 
     python benchmarks/loss.py [--sizes=16384,32768,65536] [--dimension=768] [--block_size=1024]
                               [--loss=samtone|in_batch_softmax|pair] [--repeats=3]
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 SIZES = {"cpu": "16384,32768,65536", "other": "16384,32768,65536,131072,262144,524288,1048576"}
 BLOCK_SIZES = {"cpu": "1024", "other": "4096"}
 MODULES = {"samtone": "samtone", "in_batch_softmax": "in_batch", "pair": "pair"}
-# Products of [B, D] by [D, B], forward and backward, of the in-batch and of the same-tower matrix. Blockwise
-# makes the logits twice, but takes only half of a symmetric matrix.
+# Number of products of [B, D] by [D, B] in the forward and backward pass, for the in-batch and the same-tower
+# matrix. The blockwise version computes logits twice, but only half of a symmetric matrix.
 PRODUCTS = {
     ("in_batch_softmax", "dense"): 3,
     ("in_batch_softmax", "blockwise"): 4,
@@ -54,7 +53,7 @@ COLUMNS = (
     "arguments and results MiB",
     "peak MiB",
 )
-# A step is repeated until this many seconds have gone by.
+# A step is repeated until this many seconds have passed.
 ENOUGH = 60.0
 
 
@@ -122,7 +121,7 @@ def row(size: int, block_size: int, flags: argparse.Namespace, result: dict, den
 
 
 def measure(size: int, dimension: int, block_size: int | None, name: str, repeats: int) -> dict:
-    """Compiles the loss with its gradient in this process and times it; size 0 only tells the device."""
+    """Compiles the loss with its gradient in this process and times it; size 0 only returns the device."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     import jax
     import jax.numpy as jnp
@@ -153,7 +152,8 @@ def measure(size: int, dimension: int, block_size: int | None, name: str, repeat
 
     @functools.partial(jax.jit, out_shardings=rows)
     def unit(seed: int) -> jax.Array:
-        # Pairs have a cosine of 0.1, and others up to 0.16 at D = 768: neither solved nor hopeless.
+        # A pair has cosine 0.1; at D = 768 other texts have up to 0.16. So the task is neither solved nor
+        # hopeless.
         shared, own = (jax.random.normal(jax.random.key(s), (size, dimension)) for s in (0, seed))
         x = shared / 3 + own
         return x / jnp.linalg.norm(x, axis=1, keepdims=True)

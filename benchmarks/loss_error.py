@@ -1,8 +1,9 @@
-"""The error of a blockwise loss's gradients with products of less than full float32, against float64.
+"""Measures the error of a blockwise loss's gradients if matrix products are below float32 precision.
 
-A CPU multiplies float32 in one precision, so TPUs' are imitated: an operand is split into bfloat16 parts, of
-which "default" multiplies the first ones and "high" the pairs of two without that of both second ones, added
-up in float32. In-batch softmax, both directions.
+The reference is float64; the loss is in-batch softmax in both directions. A CPU multiplies float32 in one
+precision only, so the script imitates a TPU's precisions. It splits each operand into bfloat16 parts.
+"default" multiplies only the first parts; "high" multiplies all pairs of the first two parts, except that of
+both second parts. Products are added up in float32.
 
     python benchmarks/loss_error.py [--size=4096] [--dimension=768] [--block_size=1024] [--temperature=0.01]
 """
@@ -18,8 +19,8 @@ import numpy as np
 
 from jaxir.losses.in_batch import in_batch_softmax
 
-# What a pair shares, and what all vectors share, for each unit of a vector's own: of the last, cosines of all
-# pairs are about 0.8, and slopes cancel in products.
+# (weight of the part that a pair shares, weight of the part that all vectors share), relative to a vector's
+# own random part. In the last case all cosines are about 0.8, and gradients cancel in products.
 CASES = {"beginning": (1 / 3, 0.0), "nearly learnt": (1 / 2, 0.0), "much alike": (1 / 3, 2.0)}
 
 
@@ -46,7 +47,7 @@ def main() -> None:
 
 
 def pairs(size: int, dimension: int, shared: float, common: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns unit vectors, float32 [B, D] each."""
+    """Returns the unit vectors of queries and passages, float32 [B, D] each."""
     rng = np.random.default_rng(0)
     both = shared * rng.normal(size=(size, dimension)) + common * rng.normal(size=(1, dimension))
 
@@ -61,7 +62,7 @@ def in_float64(query: np.ndarray, passage: np.ndarray, temperature: float) -> np
     """Returns the gradients of queries and passages by the equation, [2 B, D]."""
     query, passage = query.astype(float), passage.astype(float)
     x = query @ passage.T / temperature
-    x = np.exp(x - x.max())  # of logits within 100 of each other nothing vanishes in float64
+    x = np.exp(x - x.max())  # logits differ by less than 100, so no term underflows in float64
     slope = x / x.sum(axis=1, keepdims=True) + x / x.sum(axis=0, keepdims=True) - 2 * np.eye(len(x))
     slope /= len(x) * temperature
     return np.concatenate([slope @ passage, slope.T @ query])

@@ -1,11 +1,11 @@
-"""Time and memory of a blockwise loss and its gradient on TPUs, by their compiler's account.
+"""Estimates time and memory of a blockwise loss and its gradient on TPUs, from the TPU compiler.
 
     python benchmarks/loss_plan.py [--topology=v5e:2x4] [--size=1048576] [--dimension=768] [--block_size=4096]
                                    [--loss=samtone|in_batch_softmax|pair] [--gradient_precision=highest]
 
-Compiles the loss alone for a slice, and reads its products and its traffic from the program (`jaxir.costs`).
-Nothing runs: what runs is slower. Of the products' time, the share in all is what a kernel that kept tiles on
-the chip could not save. `make plan-tools` first.
+Compiles only the loss for a slice, and reads its matrix products and memory traffic from the program
+(`jaxir.costs`). Nothing runs on a TPU, and a real run is slower. A kernel that keeps tiles on the chip could
+save at most the time that is not spent on products. Run `make plan-tools` first.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def main() -> int:
 
 
 def turns(rows: int, flags: argparse.Namespace, target: targets.Target) -> int:
-    """Returns how many tiles of a tower a block of rows meets in a shard, on average over the ring's steps.
+    """Returns with how many tiles of a shard a block of rows is multiplied, on average over the ring's steps.
 
-    The program does not say, for some shards are met from the diagonal on (`jaxir.losses._tiles`).
+    The compiled program does not show this number, because some shards are only multiplied from the diagonal
+    on (`jaxir.losses._tiles`).
     """
     blocks, steps = -(-rows // flags.block_size), target.count // 2 + 1
     diagonal = blocks * (blocks + 1) // 2

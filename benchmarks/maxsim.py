@@ -1,11 +1,11 @@
-"""Memory, products and time of MaxSim and its gradient: by blocks beside all similarities at once.
+"""Compares MaxSim and its gradient computed by blocks with all similarities at once: memory and time.
 
     python benchmarks/maxsim.py [--pairs=512,4096] [--tokens=32,180] [--dimension=128] [--block_size=N]
                                 [--timed=64] [--repeats=5]
 
-Every query is compared with every passage. Temporary memory is the compiler's account for this machine, and
-products are counted in the program as written: nothing of `--pairs` runs. `--timed` pairs run in turns, and
-their ratio of CPU times is printed.
+Every query is compared with every passage. Temporary memory is the compiler's figure for this machine, and
+matrix products are counted in the program: batches of `--pairs` are compiled but not run. With `--timed`
+pairs both versions run in turns, and the ratio of their CPU times is printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def dense(queries: Any, query_mask: Any, passages: Any, passage_mask: Any) -> ja
 
 
 def gradient_of(function: Callable[..., jax.Array]) -> Callable[..., Any]:
-    """Returns a function of the arrays that gives the gradient of a softmax loss over the scores."""
+    """Returns a function that maps the arrays to the gradient of a softmax loss over their scores."""
 
     def loss(queries: Any, query_mask: Any, passages: Any, passage_mask: Any) -> jax.Array:
         scores = function(queries, query_mask, passages, passage_mask)

@@ -1,9 +1,9 @@
-"""Searches token vectors by MaxSim: jaxir's maxsim index beside PyLate's PLAID and beside one-vector engines.
+"""Compares searches of token vectors: jaxir's maxsim index, PyLate's PLAID, and one-vector engines.
 
-Each program builds its indexes and searches in a process of its own on one core. Recall is how many of the
-first ten passages are those of the exact MaxSim of the same vectors. PLAID gets as few points for k-means as
-jaxir takes: with PyLate's default (256 for each centroid) its index takes hours on two cores. With --only=fde
-each text has one vector of MUVERA (`encode --fde`): an engine finds 200 candidates, which MaxSim reranks.
+Each program builds its indexes and searches in its own process, on one core. Recall is the share of the ten
+best passages by exact MaxSim that are found. PLAID's k-means gets as few points as jaxir's, because with
+PyLate's default (256 points per centroid) its index takes hours on two cores. With --only=fde each text has
+one vector of MUVERA (`encode --fde`): an engine finds 200 candidates, which MaxSim reranks.
 
   python -m jaxir.encode --model=MODEL --input=corpus.jsonl --output=EMB
   python -m jaxir.encode --model=MODEL --input=queries.jsonl --tower=query --output=QUERIES
@@ -29,7 +29,7 @@ PROBES = ((4, 512), (8, 1024), (8, 4096), (16, 4096), (32, 8192))  # n_ivf_probe
 
 
 def rows(directory: str, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """The float16 vectors [T, D] and lengths [N] of the first texts of an output of jaxir.encode."""
+    """Returns the float16 vectors [T, D] and lengths [N] of the first texts in an output of jaxir.encode."""
     names = sorted(Path(directory).glob("embeddings-*.npy"))
     lengths = np.concatenate([np.load(str(p).replace("embeddings-", "lengths-")) for p in names])[:most]
     return np.concatenate([np.load(p) for p in names])[: lengths.sum()], lengths

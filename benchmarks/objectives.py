@@ -1,16 +1,16 @@
-"""The step of each objective on texts beside SimCSE's, and SimCSE beside sentence-transformers'.
+"""Compares each text objective's step with SimCSE's, and SimCSE's with sentence-transformers'.
 
-Each gin piece of gin/objectives that needs texts, with its own settings, on the same random model and texts
-without padding, in a process in which its step and SimCSE's take turns, so that a machine's moods hit both;
-then SimCSE alone and the peer in processes that take turns.
+Every file of gin/objectives that needs texts is run with its own settings, on the same random model and texts
+without padding. Its step and SimCSE's take turns in one process, so that other work on the machine affects
+both. Then SimCSE and the peer run in their own processes, which take turns.
 
     python benchmarks/objectives.py [--model=minilm|bert-base] [--batch_size=64] [--length=32] [--steps=10]
                                     [--repeats=3] [--objective=NAME[+BINDING...]]... [--dtype=bfloat16]
                                     [--peer_python=PYTHON]
 
-"must cost": the matrix products of the step as it is written, counted (jaxir.costs.work), over SimCSE's.
-That an objective reads a text once more, or has a decoder or a frozen generator, is in there; dropout,
-softmax, random numbers and the optimizer are not. SimCSE reads each text twice. Peer: pairs (text, text) with
+"must cost" is the number of matrix products in the step (jaxir.costs.work), divided by SimCSE's. It includes
+a further pass over a text, a decoder or a frozen generator, but not dropout, softmax, random numbers and the
+optimizer. SimCSE reads each text twice. The peer trains on pairs (text, text) with
 MultipleNegativesRankingLoss, as sentence-transformers trains SimCSE. Nothing is downloaded.
 """
 
@@ -33,11 +33,11 @@ from train_step import BERTS, CLIP, LEARNING_RATE, WARM_UP, jaxir_config, peer_e
 ROOT = Path(__file__).resolve().parent.parent
 TEMPERATURE, DROPOUT = 0.05, 0.1
 FIRST = "simcse"
-TOKENIZER = "st:sentence-transformers/all-MiniLM-L6-v2"  # of a package that `make install` brings
+TOKENIZER = "st:sentence-transformers/all-MiniLM-L6-v2"  # from a package that `make install` installs
 
 
 class Ready(NamedTuple):
-    """A compiled step, the state that it begins with, and what else it takes: batch and key's data."""
+    """A compiled step, its initial state, and its other inputs: the batch and the random key's data."""
 
     step: Any
     state: Any
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def run_worker(system: str, flags: argparse.Namespace, objective: str | None = None) -> dict:
-    """Runs one system in its own process; of jaxir's an objective beside SimCSE, or SimCSE alone."""
+    """Runs one system in its own process: the peer, SimCSE alone, or an objective in turns with SimCSE."""
     python = flags.peer_python if system == "peer" else sys.executable
     names = ("model", "batch_size", "length", "dtype", "steps")
     command = [python, str(Path(__file__).resolve()), f"--worker={system}"]
@@ -102,7 +102,7 @@ def run_worker(system: str, flags: argparse.Namespace, objective: str | None = N
 
 
 def work_jaxir(flags: argparse.Namespace) -> dict:
-    """Measures SimCSE and the objective asked for, in turns: name -> figures, or why it was left out."""
+    """Measures SimCSE and the given objective in turns; returns {name: figures, or why it was left out}."""
     import jax
     from flax import nnx
 
@@ -148,10 +148,10 @@ def pieces() -> list[str]:
 
 
 def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
-    """Builds what `jaxir.train` would run with a piece, up to its compiled step.
+    """Builds what `jaxir.train` would run with an objective's gin file, up to the compiled step.
 
     Raises:
-      UserError: the piece needs a setting that is not there, or the model does not fit it.
+      UserError: the objective needs a setting that is missing, or the model does not fit it.
     """
     import gin
     import jax
@@ -209,7 +209,7 @@ def make_ready(text: str, flags: argparse.Namespace, directory: str) -> Ready:
 
 
 def write_texts(path: Path, flags: argparse.Namespace) -> None:
-    """Writes texts of random words in two sentences, each of more tokens than `length`, for some batches."""
+    """Writes texts for some batches: two sentences of random words, each with more tokens than `length`."""
     draw = random.Random(0)
     words = [word for word in Path(__file__).read_text(encoding="utf-8").split() if word.isalpha()]
 
@@ -237,7 +237,7 @@ def work_peer(flags: argparse.Namespace) -> dict:
 
 
 def report_objectives(flags: argparse.Namespace, runs: dict[str, dict[str, dict]]) -> None:
-    """Prints a row for each objective, and each that was left out."""
+    """Prints a row for each objective, and the objectives that were left out."""
     first = next(iter(runs.values()))[FIRST]
     print(
         f"{flags.model}, {flags.batch_size} texts of {flags.length} tokens, {flags.dtype}, {first['device']};"
@@ -256,7 +256,7 @@ def report_objectives(flags: argparse.Namespace, runs: dict[str, dict[str, dict]
 
 
 def report_peer(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
-    """Prints SimCSE beside the peer's."""
+    """Prints jaxir's SimCSE beside the peer's."""
     print(f"\nSimCSE; {runs['peer'][0]['versions']}; medians of {flags.repeats} processes in turns\n")
     print("| | s a step | texts/s | time of the peer's |")
     print("|---|" + "---:|" * 3)

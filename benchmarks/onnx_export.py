@@ -1,11 +1,12 @@
-"""ONNX exports in ONNX Runtime, float32 and int8, against torch: speed, cosine, nDCG@10 and a profile.
+"""Compares ONNX exports in ONNX Runtime (float32 and int8) with torch: speed, cosine, nDCG@10, a profile.
 
     python benchmarks/onnx_export.py --peer_python=PYTHON [--texts=64] [--data=beir/med] [--data=xquad_en]
 
 The model is exported with standard operators and with ONNX Runtime's own. `quantize_dynamic` quantises each
 graph with its defaults. All systems encode the same batches of 32 texts, sorted by tokens, in one process of
 the peer's environment (sentence-transformers, onnxruntime), in turns. Ratios are of CPU time.
-nDCG@10 of the folders of --data is that of the standard graph and of its int8, with texts of --max_length.
+nDCG@10 on the folders of --data is measured for the standard graph in float32 and int8, with texts of
+--max_length tokens.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def torch_encoder(model: str, cores: int) -> Callable[[np.ndarray, np.ndarray], 
 
 
 def profile(path: Path, batch: tuple[np.ndarray, np.ndarray], cores: int, directory: Path) -> str:
-    """Returns the share of each operator in ONNX Runtime's time for a batch, the products' first."""
+    """Returns the share of each operator in ONNX Runtime's time for a batch, matrix products first."""
     how = {"enable_profiling": True, "profile_file_prefix": str(directory / "profile")}
     graph = session(path, cores, **how)
     encode = encoder_of(graph)
@@ -180,7 +181,7 @@ def profile(path: Path, batch: tuple[np.ndarray, np.ndarray], cores: int, direct
 
 
 def judge(path: str, export: Path, max_length: int) -> None:
-    """Prints nDCG@10 of a collection by the float32 graph and by its int8."""
+    """Prints nDCG@10 on a collection, by the float32 graph and by the int8 graph."""
     from jaxir.data.text.tokenizer import Tokenizer
     from jaxir.evaluation.collection import read_collection, search_vectors
     from jaxir.evaluation.retrieval_metrics import evaluate_run

@@ -1,8 +1,8 @@
-"""From a corpus file to an index that answers: documents per second, and where the time goes.
+"""Measures the way from a corpus file to a searchable index: documents per second, and time per stage.
 
-jaxir does what `jaxir.encode` and `jaxir.index --backend=scann` do; the peer reads the same file, encodes
-with sentence-transformers and builds faiss's HNSW index. Each run is a process of its own, in turns, and is
-timed from the process's start. jaxir's first run compiles its programs, the next finds them kept.
+jaxir does what `jaxir.encode` and `jaxir.index --backend=scann` do. The peer reads the same file, encodes
+with sentence-transformers and builds faiss's HNSW index. Each run has its own process, timed from its start;
+the systems take turns. jaxir's first run compiles its programs, and the second run finds them in the cache.
 
     python benchmarks/pipeline.py --corpus=FILE --peer_python=PYTHON [--documents=5000] [--repeats=2]
 
@@ -59,7 +59,7 @@ def main() -> int:
     from jaxir.interop.hub import hub
 
     cores = sorted(os.sched_getaffinity(0))[: flags.cores]
-    os.sched_setaffinity(0, cores)  # of every process from here on
+    os.sched_setaffinity(0, cores)  # also limits all processes started from here on
     model = hub.resolve(flags.model.removeprefix("st:"), default_owner="sentence-transformers")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -77,10 +77,10 @@ def main() -> int:
 
 
 def run(system: str, python: str, model: str, directory: Path, repeat: int) -> dict[str, float]:
-    """Runs one system in its own process, in a directory of its own beside the corpus."""
+    """Runs one system in its own process and its own directory."""
     own = directory / f"{system} {repeat}"
     own.mkdir()
-    # The first run of each repeat has nothing that an earlier one compiled, the second has it all.
+    # Each repeat has its own cache, so its first run compiles all programs and its second run compiles none.
     cache = {"XDG_CACHE_HOME": str(directory / f"kept-{repeat}"), "JAX_PLATFORMS": "cpu"}
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [python, str(Path(__file__).resolve()), "--worker", system, model, str(own)]
@@ -141,7 +141,7 @@ def jaxir(clock: Clock, model: str, directory: Path) -> dict[str, float]:
 
 
 def peer(clock: Clock, model: str, directory: Path) -> dict[str, float]:
-    """Encodes with sentence-transformers as it comes, and indexes with faiss."""
+    """Encodes with sentence-transformers' defaults, and indexes with faiss."""
     import faiss
     import torch
     from sentence_transformers import SentenceTransformer

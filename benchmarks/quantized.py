@@ -1,9 +1,9 @@
-"""What quantised weights cost and save: bytes, nDCG@10 and encoding speed on a CPU, of one model.
+"""Measures what quantised weights cost and save for one model: bytes, nDCG@10 and encoding speed on a CPU.
 
     python benchmarks/quantized.py --data=beir/cacm --data=beir/med [--model=MODEL] [--way=int8 ...]
 
-Every way of keeping the weights encodes the same texts, in turns, so the ratios of speed hold on a machine
-with other work. The first pass, which compiles, is not timed.
+Each way of storing the weights encodes the same texts, in turns, so that speed ratios are valid even if the
+machine has other work. The first pass, which compiles, is not timed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Questions for a parameter's default, and signatures that tell it, from which a reader learns to look.
+"""Writes data from which a reader learns to find a parameter's default in a signature.
 
-Of the folder that doc_questions.py writes. In targets.jsonl (dev_targets.jsonl) signatures have others'
-defaults in place of their own, drawn anew each time, so that only what is read can be right:
+The data are made from the folder that doc_questions.py writes. In targets.jsonl and dev_targets.jsonl, each
+signature has random defaults of other functions. So the right answer must be read, not remembered:
 
     question: what is the default of name? context: Identity(validate_args=0.9, name=32)      ->  32
 
-corpus.jsonl, queries.jsonl, answers.jsonl and qrels/ have the questions for defaults as they are, with the
-first characters of passages, train.jsonl, dev.jsonl and test.jsonl those of a split. No passage of a held-out
-question is among what is learnt from.
+corpus.jsonl, queries.jsonl, answers.jsonl and qrels/ have the original questions for defaults, and the first
+characters of passages. train.jsonl, dev.jsonl and test.jsonl have the questions of one split. No passage of a
+dev or test question is trained on.
 
     python benchmarks/reading_defaults.py DOC_QUESTIONS OUTPUT
 """
@@ -28,15 +28,15 @@ from jaxir.storage.files import atomic_directory
 
 SIGNATURE = re.compile(r"^[A-Za-z_]\w*\((?P<parameters>.*?)\)(?=\s|$)")
 PARAMETER = re.compile(r"(?P<name>\w+)\s*=\s*(?P<value>'[^']*'|\"[^\"]*\"|-?[\w.]+)(?=[,)\s]|$)")
-LONGEST = 130  # characters of a signature
-EACH = 14  # targets of a signature
+LONGEST = 130  # maximum number of characters of a signature
+EACH = 14  # number of targets made from a signature
 DEV = 800
-WITH_SUMMARY = WITH_TITLE = 0.3  # of the targets
-PASSAGE = 200  # characters
+WITH_SUMMARY = WITH_TITLE = 0.3  # shares of the targets that have a summary or a title
+PASSAGE = 200  # number of first characters of a passage that are kept
 
 
 def main(source: str, output: str) -> None:
-    """Writes the folder and prints how much is in it."""
+    """Writes the folder and prints the numbers of its records."""
     rng, folder = random.Random(0), Path(source)
     records = lines_of(folder / "corpus.jsonl")
     passages = {p["_id"]: p | {"text": " ".join(p["text"].split())} for p in records}
@@ -65,13 +65,13 @@ def main(source: str, output: str) -> None:
 
 
 def pairs_of(folder: Path, split: str) -> list[tuple[str, str]]:
-    """Returns the questions and passages that belong together."""
+    """Returns (question id, passage id) of each relevant judgement of a split."""
     rows = (folder / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
     return [(query, passage) for query, passage, _ in (row.split("\t") for row in rows)]
 
 
 def targets_of(passages: list[Mapping[str, Any]], rng: random.Random) -> Iterator[dict[str, str]]:
-    """Yields what is asked of signatures with drawn defaults, and the right one."""
+    """Yields questions about signatures with random defaults, and the right answers."""
     signatures: dict[tuple[str, str, str], None] = {}
     values: Counter[str] = Counter()
     for passage in passages:

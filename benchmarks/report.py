@@ -1,20 +1,21 @@
-"""A report on this machine, or this slice, to send back: what was planned of it, and what it does.
+"""Writes a report on this machine or TPU slice, to send back: planned and measured figures.
 
     python benchmarks/report.py [--output=jaxir-report.md] [--scale=base|small|tiny]
 
-Five parts, each in a process of its own, one at a time, so that one that fails takes no other with it:
+The report has five parts. Each part runs in its own process, one at a time, so that a failing part stops no
+other:
 
-    machine     its devices and the versions of what runs on them
+    machine     its devices and the versions of the packages
     training    the step of a dual encoder with SamToNe, on random tokens without padding: time, MFU and
-                memory beside what a plan says of the very program that ran
+                memory, beside the plan's prediction for the same program
     loss        SamToNe and its gradient by itself, dense and blockwise (see loss.py)
-    encoding    passages/s of random words, about as long as MS MARCO's, with the model that was trained
-    sparsecores on several v5p or v6e chips: the step with its parameters split over all (FSDP), without and
-                with SPARSE_CORES, which no TPU has run yet
+    encoding    passages/s, for random words about as long as MS MARCO's passages, with the trained model
+    sparsecores on several v5p or v6e chips: the step with parameters split over all chips (FSDP), without and
+                with SPARSE_CORES, which has not yet run on a TPU
 
-Weights are random and nothing is fetched. The file is one page of Markdown with all figures as JSON at its
-end; it is written anew after each part, so that what was measured stays if the rest is interrupted. On a pod
-start it on every machine; each writes its own, and that of the first is the one to send.
+Weights are random and nothing is downloaded. The file is a page of Markdown, with all figures as JSON at its
+end. It is written again after each part, so that an interruption loses no measured figures. On a pod, start
+the script on every machine. Each machine writes its own file; send the file of the first one.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ class Scale(NamedTuple):
     """How much is measured.
 
     Attributes:
-      about: in words.
-      model: name of `config_of`.
-      pairs: of a batch, on each device.
-      lengths: tokens of a query and of a passage.
-      steps: timed steps of training.
-      sizes: batches of the loss by itself, on all devices.
-      block_size: of the blockwise loss.
-      texts: passages to encode, on each machine.
+      about: a description of the scale.
+      model: the model's name in `config_of`.
+      pairs: number of pairs per batch on each device.
+      lengths: numbers of tokens of a query and of a passage.
+      steps: number of timed training steps.
+      sizes: batch sizes, over all devices, for the loss by itself.
+      block_size: block size of the blockwise loss.
+      texts: number of passages to encode on each machine.
     """
 
     about: str
@@ -144,7 +145,7 @@ def main() -> int:
 
 
 def run(part: str, scale: str | None) -> dict[str, Any]:
-    """Runs one part in its own process; returns its figures, or what went wrong."""
+    """Runs one part in its own process; returns its figures, or the error."""
     command = [sys.executable, str(Path(__file__).resolve()), f"--part={part}"]
     command += [f"--scale={scale}"] if scale else []
     environment = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "TF_CPP_MIN_LOG_LEVEL": "2"} | os.environ
@@ -167,7 +168,7 @@ def run(part: str, scale: str | None) -> dict[str, Any]:
 
 
 def work(part: str, scale: str | None) -> int:
-    """Measures one part in this process, one of several on a pod; prints its figures."""
+    """Measures one part in this process, which on a pod is one of several; prints its figures."""
     from jaxir.runtime.distributed import maybe_initialize_distributed, together
 
     maybe_initialize_distributed()
@@ -187,7 +188,7 @@ def work(part: str, scale: str | None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """Returns what this is."""
+    """Returns facts about this machine: devices, processor, versions and the commit."""
     import jax
 
     import jaxir
@@ -220,7 +221,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit(root: Path) -> str:
-    """Returns the commit of a checkout, or of what `git archive` made of one, as a slice's machines have."""
+    """Returns the commit of a checkout, or of an export by `git archive`, which a slice's machines have."""
     if (root / ".git").exists() and shutil.which("git"):
         command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
         git = subprocess.run(command, capture_output=True, text=True)
@@ -243,8 +244,8 @@ def training(scale: Scale, **mesh: Any) -> dict[str, Any]:
     """Compiles the step of training and times it.
 
     Args:
-      scale: what is measured.
-      **mesh: of `MeshConfig`.
+      scale: the sizes to measure.
+      **mesh: arguments of `MeshConfig`.
     """
     import jax
     import numpy as np
@@ -285,7 +286,7 @@ def training(scale: Scale, **mesh: Any) -> dict[str, Any]:
         compiled = compile_step(jitted.lower(train_state, batch, key_data), partitioner)
     compile_seconds = time.perf_counter() - begin
     ideal = profiling.ideal_seconds(plan, objective, train_state, batch, partitioner)
-    del model  # whose arrays are the state's: the first step takes them
+    del model  # the state has the same arrays, which the first step consumes
     for number in range(WARM_UP + scale.steps):
         if number == WARM_UP:
             jax.block_until_ready(train_state)
@@ -333,7 +334,7 @@ def loss(scale: Scale) -> dict[str, Any]:
 
 
 def encoding(scale: Scale) -> dict[str, Any]:
-    """Encodes passages twice: the first pass compiles."""
+    """Encodes passages twice, because the first pass compiles."""
     import jax
     import numpy as np
     from flax import nnx
@@ -382,7 +383,7 @@ def sparse_cores(scale: Scale, *, available: bool) -> dict[str, Any]:
 
 
 def has_sparse_cores() -> bool:
-    """Returns whether these are several chips of which SparseCores can send."""
+    """Returns whether there are several chips whose SparseCores can communicate."""
     import jax
 
     from jaxir.runtime.compile_cache import can_send
@@ -406,7 +407,7 @@ def config_of(scale: Scale) -> Any:
 
 
 def tokenizer_of(words: list[str]) -> Any:
-    """Returns a tokenizer that knows these words, which blanks separate."""
+    """Returns a tokenizer that splits at spaces and knows these words."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
     from jaxir.data.text import tokenizer

@@ -1,4 +1,4 @@
-"""The page that report.py writes, as Markdown, from the figures of its parts."""
+"""Makes the Markdown page that report.py writes, from the figures of its parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(found: Mapping[str, Any], *, with_json: bool = True) -> str:
 
 
 def of_machine(m: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is told of the machine."""
+    """Yields the lines about the machine."""
     slice_ = f" ({m['topology']})" if m["topology"] else ""
     memory = f", {m['memory_gib']:.2f} GiB each" if m["memory_gib"] else ""
     yield f"- {m['devices']} x {m['kind']}{slice_}{memory}; machines: {m['machines']}, of {m['cores']} cores"
@@ -35,7 +35,7 @@ def of_machine(m: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_training(t: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is told of training: measured beside planned."""
+    """Yields the lines about training: measured figures beside planned ones."""
     yield (
         f"{t['model']}, {t['parameters'] / 1e6:,.0f} M parameters, {t['dtype']}; {t['pairs']} pairs of"
         f" {t['lengths'][0]} + {t['lengths'][1]} tokens; mean of {t['steps']} steps; compiled in"
@@ -57,7 +57,7 @@ def of_training(t: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_loss(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is told of the loss."""
+    """Yields the lines about the loss."""
     yield f"SamToNe and its gradient, D = {found['dimension']}, float32, over {found['devices']} devices"
     rows = [
         (
@@ -73,7 +73,7 @@ def of_loss(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_encoding(e: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is told of encoding."""
+    """Yields the lines about encoding."""
     rate, tokens = e["passages_per_second"], e["tokens"] / e["seconds"]
     yield f"{e['model']}, {e['dtype']}, the {e['devices']} devices of one machine"
     yield ""
@@ -85,7 +85,7 @@ def of_encoding(e: Mapping[str, Any]) -> Iterator[str]:
 
 
 def of_sparse_cores(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what is told of SparseCores that send."""
+    """Yields the lines about communication by SparseCores."""
     if "skipped" in found:
         yield found["skipped"]
         return
@@ -100,7 +100,7 @@ def of_sparse_cores(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def table(head: list[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Yields a table."""
+    """Yields the lines of a table."""
     yield ""
     yield f"| {' | '.join(head)} |"
     yield f"|{'---|' * len(head)}"
@@ -109,16 +109,16 @@ def table(head: list[str], rows: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def milli(seconds: float | None) -> str:
-    """Returns milliseconds; nothing of None."""
+    """Returns seconds as text in milliseconds; "" for None."""
     return "" if seconds is None else f"{seconds * 1000:,.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
 
 
 def share(part: float | None) -> str:
-    """Returns a percentage; nothing of None."""
+    """Returns a share as text in percent; "" for None."""
     return "" if part is None else f"{part:.0%}"
 
 
-# What is told of each part, in the order in which they are measured.
+# The function that writes each part, in the order in which the parts are measured.
 PARTS = {
     "machine": of_machine,
     "training": of_training,

@@ -1,11 +1,11 @@
-"""Whether a change of the code changes what is trained: the parameters of two commits, bit for bit.
+"""Checks that a change of the code does not change training: compares two commits' parameters bit by bit.
 
     .venv/bin/python benchmarks/same_parameters.py --before=COMMIT
 
-Trains small dual encoders (shared and separate towers, BERT and T5) for 20 steps on texts of its own, by
-the command line, with the code of COMMIT and with that of this checkout, and opens both runs with the latter.
-On one device, and on eight with hard negatives, gradient caching and a loss by blocks. The exit status is 1
-if a bit differs.
+Trains small dual encoders (shared and separate towers, BERT and T5) for 20 steps on its own texts, by the
+command line, with the code of COMMIT and with the code of this checkout. This checkout then opens both runs.
+Training is done on one device, and on eight with hard negatives, gradient caching and a blockwise loss. The
+exit status is 1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def compare(place: Path, tree: Path, backbone: str, towers: str, mesh: str) -> bool:
-    """Trains with both codes, prints a line, returns whether all bits are equal."""
+    """Trains with the code of both commits, prints a line, and returns whether all bits are equal."""
     runs = [train(place, code, backbone, towers, mesh) for code in (tree, ROOT)]
     old, new = (parameters(run) for run in runs)
     begun = parameters(train(place, ROOT, backbone, towers, mesh, steps=1))
@@ -126,7 +126,7 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
 
 
 def write_pairs(folder: Path) -> None:
-    """Writes a BEIR folder of 64 pairs, and the same with two hard negatives each."""
+    """Writes a BEIR folder of 64 pairs, and a file of the same pairs with two hard negatives each."""
     draw = np.random.default_rng(0)
     words = [f"{a}{b}" for a in "dhlmnrst" for b in "aeio"]
 

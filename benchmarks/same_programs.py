@@ -1,11 +1,11 @@
-"""Whether a change of the code changes the step's program: what XLA gets of two commits, text for text.
+"""Checks whether a change of the code changes the step's program: compares two commits' input to XLA.
 
     .venv/bin/python benchmarks/same_programs.py --before=COMMIT
 
 Lowers the training step of each shipped recipe for its TPU slice (or this CPU), by the command line, with the
-code of COMMIT and with that of this checkout. One text of StableHLO is one program to the compiler: it takes
-as long to compile, and runs in the same time, memory and traffic. The exit status is 1 if a text differs.
-`make plan-tools` first.
+code of COMMIT and with that of this checkout. If the texts of StableHLO are equal, the compiler makes the
+same program, so compile time, step time, memory and traffic are equal, too. The exit status is 1 if a text
+differs. Run `make plan-tools` first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RECIPES = {
     "MiniLM, caching and blocks, v5e:2x2": (*PAIRS, *CHUNKED),
     "MiniLM, bfloat16, v5e:2x2": (*PAIRS, "--gin.DTYPE='bfloat16'"),
 }
-# Runs a command of jaxir up to the first program that it would compile.
+# Code that runs a command of jaxir up to the first program that it would compile.
 WORKER = """
 import os, runpy, sys
 import jax
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def compare(place: Path, tree: Path, recipe: str, flags: tuple[str, ...]) -> bool:
-    """Lowers a recipe with both codes, prints a line, returns whether the texts are equal."""
+    """Lowers a recipe with both commits' code, prints a line, and returns whether the texts are equal."""
     flags = (*flags, f"--plan={recipe.rpartition(' ')[2]}")
     old, new = (lower(place / "program", code, flags) for code in (tree, ROOT))
     lines = old.splitlines(), new.splitlines()

@@ -1,7 +1,7 @@
-"""A sample of debpkgs that keeps the packages of a source together, for docs/results/mining.md.
+"""Draws a sample of debpkgs that keeps the packages of a source together, for docs/results/mining.md.
 
-Test stays whole; training sources are taken in the order of the SHA-256 of their names until there are 5,000
-documents of them.
+The test split stays complete. Training sources are taken in the order of the SHA-256 of their names, until
+they have 5,000 documents.
 
     python benchmarks/sample_sources.py DEBPKGS OUTPUT
 """

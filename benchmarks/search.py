@@ -1,12 +1,13 @@
-"""Vector search: curves of recall and queries/s, and queries/s at equal recall, beside other programs.
+"""Compares vector search with other programs: curves of recall and queries/s, and queries/s at equal recall.
 
-All systems get the same real embeddings (an EMB_DIR of jaxir.encode; some rows are held out as queries), one
-core and one thread. Peers are built in several ways. For each of these, for each number of candidates that
-are compared again, the fewest leaves (or the least ef) are found that reach each of some recalls@10, and the
-quickest of these settings are kept; jaxir's are those that `index --target_recall` finds. They are chosen on
-half of the queries. The other half is timed, in processes that take turns, in CPU time, which on a quiet
-machine is the wall's; its recall counts. What a system answers at a recall of exactly .95 or .99 lies between
-two points of its curve. Curves of an index of 8 bits end where its numbers can no longer tell neighbours.
+All systems get the same real embeddings (an EMB_DIR of jaxir.encode; some rows are held out as queries),
+one core and one thread. Peers are built in several ways. For each way, and each number of candidates that
+are compared again, the script finds the fewest leaves (or the least ef) that reach each of several
+recalls@10, and keeps the fastest of these settings. jaxir's settings are those that `index --target_recall`
+finds. Settings are chosen on half of the queries. The other half is timed, and gives the recall. Times are
+CPU times, in processes that take turns. Rates at a recall of exactly .95 or .99 are interpolated between
+two points of a curve. The curve of an 8-bit index ends where its numbers can no longer distinguish
+neighbours.
 
     python benchmarks/search.py --embeddings=EMB_DIR [--peer_python=PYTHON] [--repeats=5] [--table=FILE]
 
@@ -33,23 +34,23 @@ import numpy as np
 from search_systems import CODES, EXACT, GRAPHS, PEERS, TREES, K, Opened, build, load_libraries, opened, ways
 
 CURVE = (0.9, 0.94, 0.96, 0.985, 0.993)  # recalls that settings are chosen for
-EQUAL = (0.95, 0.99)  # at which systems are compared
-SINGLE = 200  # queries that are also asked one by one
+EQUAL = (0.95, 0.99)  # recalls at which systems are compared
+SINGLE = 200  # number of queries that are also searched one by one
 
 
 class Setting(NamedTuple):
-    """How far an index looks."""
+    """How far an index searches."""
 
     wide: int
     again: int
 
 
 class Point(NamedTuple):
-    """A point of a system's curve, on the queries that nothing was chosen on."""
+    """A point of a system's curve, measured on the queries that were not used to choose settings."""
 
     recall: float
     rate: float  # queries per CPU second, in one batch
-    single: float  # one by one
+    single: float  # queries per CPU second, one by one
     way: str
     setting: Setting
     target: float
@@ -78,7 +79,8 @@ def main() -> int:
     if flags.embeddings is None:
         parser.error("--embeddings is needed: a directory that jaxir.encode wrote")
 
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # of every process from here on
+    # Also limits all processes started from here on.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
     with tempfile.TemporaryDirectory() as name:
         directory = Path(flags.work or name)
         directory.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ def main() -> int:
 
 
 def once(directory: Path, worker: Callable, phase: str, system: str, way: str):
-    """Runs a phase, or returns what it gave before."""
+    """Runs a phase, or returns its stored result."""
     path = directory / f"{phase} {system} {way}.json"
     if not path.exists():
         path.write_text(json.dumps(worker(phase, system, way)))
@@ -160,7 +162,7 @@ def choose(directory: str, system: str, way: str) -> list[tuple[float, Setting, 
                 reached = functools.partial(reaches, index, queries, true, target, again)
                 wide = fewest(reached, near=near, most=index.widest)
                 if wide is None and order[0] == index.again[first]:
-                    break  # with fewer candidates it is further away
+                    break  # fewer candidates reach even less recall
                 if wide is None:
                     continue
                 near, seconds = wide, timed(index, queries, Setting(wide, again), passes=2)
@@ -179,7 +181,7 @@ def reaches(
 
 
 def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tuple[float, Setting, float]]:
-    """Returns what jaxir's tuner finds for each recall of the curve; 0 for the seconds."""
+    """Returns the settings that jaxir's tuner finds for each recall of the curve, with 0 as seconds."""
     from jaxir.retrieval.indexes.base_index import load_index
     from jaxir.retrieval.indexes.tuning import Trial, tune
 
@@ -195,8 +197,8 @@ def tuned(directory: str, system: str, way: str, queries: np.ndarray) -> list[tu
 
 
 def fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
-    """Returns the least number (to 2 %) from 1 to `most` that is `reached`, as all above it are, or None."""
-    # As the tuner looks for leaves (jaxir.retrieval.indexes.tuning): peers' Python may have no jaxir.
+    """Returns about (to 2 %) the least number, up to `most`, with which `reached` is true; None: none is."""
+    # A copy of the tuner's search (jaxir.retrieval.indexes.tuning), because peers' Python may lack jaxir.
     low, high, number = 0, None, max(1, near)
     while high is None or high - low > max(1, 0.02 * high):
         if reached(number):
@@ -218,7 +220,7 @@ def share(found: list[list], true: np.ndarray) -> float:
 
 
 def timed(index: Opened, queries: np.ndarray, setting: Setting, *, passes: int) -> float:
-    """Returns the CPU time of all queries in one batch, the least of some passes."""
+    """Returns the CPU time of all queries in one batch, the minimum over several passes."""
     least = float("inf")
     for _ in range(passes):
         started = time.process_time()
@@ -228,12 +230,12 @@ def timed(index: Opened, queries: np.ndarray, setting: Setting, *, passes: int) 
 
 
 def measure(directory: str, system: str, way: str, settings: str) -> dict:
-    """Loads an index and answers the other half of the queries in each of some settings."""
+    """Loads an index, and searches the second half of the queries with each of the settings."""
     queries, true = (np.load(Path(directory, f"{name}.npy"))[1::2] for name in ("queries", "true"))
     load_libraries(system)
     before = resident()
     index, points = opened(directory, system, way), []
-    index.answer(queries, *Setting(*json.loads(settings)[0][1]))  # compiles, touches the pages
+    index.answer(queries, *Setting(*json.loads(settings)[0][1]))  # compiles programs and loads memory pages
     megabytes = resident() - before
     for target, (wide, again), _ in json.loads(settings):
         setting = Setting(wide, again)
@@ -259,7 +261,7 @@ def resident() -> float:
 
 
 def quickest(chosen: dict) -> dict:
-    """Returns of each system and target the setting, of all its ways, that was quickest so far."""
+    """Returns the fastest setting found for each system and target recall, over all ways of building it."""
     kept: dict[tuple[str, str], list] = {}
     for system, target in dict.fromkeys((key[0], f[0]) for key, found in chosen.items() for f in found):
         of_both = [
@@ -274,7 +276,7 @@ def quickest(chosen: dict) -> dict:
 
 
 def curves(chosen: dict, done: dict) -> dict[str, list[Point]]:
-    """Returns each system's points, medians over the repeats, by growing recall, of which none is useless."""
+    """Returns each system's points (medians over repeats) by recall, without points that others beat."""
     points: dict[str, list[Point]] = {}
     for (system, way), settings in chosen.items():
         for n in range(len(settings)):
@@ -293,7 +295,7 @@ def curves(chosen: dict, done: dict) -> dict[str, list[Point]]:
 
 
 def at(points: list[Point], recall: float, name: str) -> float | None:
-    """Returns the rate at a recall, between two points: log(rate) by log(1 - recall)."""
+    """Returns the rate at a recall, interpolated between two points: log(rate) over log(1 - recall)."""
     if not points[0].recall <= recall <= points[-1].recall:
         return None
     x = [-math.log(max(1e-4, 1 - p.recall)) for p in points]
@@ -301,7 +303,7 @@ def at(points: list[Point], recall: float, name: str) -> float | None:
 
 
 def report(systems: list[str], built: dict, points: dict[str, list[Point]], done: dict) -> None:
-    """Prints the curves, what each system answers at equal recall, and ratios to the best peers."""
+    """Prints the curves, each system's rate at equal recall, and ratios to the best peers."""
     print(f"\n{'':32} recall@10 wanted   found  queries/s  one by one  setting")
     for system, found in points.items():
         for p in found:

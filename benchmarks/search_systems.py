@@ -1,4 +1,4 @@
-"""The programs that search.py compares: how each is built, written, opened and asked."""
+"""The programs that search.py compares: how each index is built, written, opened and searched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CANDIDATES = (10, 12, 16, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 280, 400, 6
 EXACT = ("jaxir exact", "faiss flat")
 TREES = ("jaxir scann float32", "jaxir scann bfloat16", "jaxir scann int8")
 GRAPHS = ("faiss HNSW", "faiss HNSW, 8 bits", "USearch", "USearch, 8 bits")
-CODES = ("faiss IVF-PQ fast-scan", "faiss IVF-PQ fast-scan, 8 bits")  # refined by float32 or 8 bits
+CODES = ("faiss IVF-PQ fast-scan", "faiss IVF-PQ fast-scan, 8 bits")  # rescored with float32 or 8-bit vectors
 PEERS = ("ScaNN", *GRAPHS, *CODES)
 
 
@@ -25,12 +25,12 @@ class Opened(NamedTuple):
     """An index: `answer(queries [Q, D], wide, again)` gives the K best rows for each query."""
 
     answer: Callable[[np.ndarray, int, int], list[list]]
-    widest: int = 1  # leaves, or ef
-    again: tuple[int, ...] = (0,)  # candidates that are compared again
+    widest: int = 1  # maximum number of leaves, or maximum ef
+    again: tuple[int, ...] = (0,)  # numbers of candidates to compare again
 
 
 def ways(system: str, count: int, dimension: int) -> list[str]:
-    """Returns the ways in which a system is built; jaxir's users have one."""
+    """Returns the ways in which a system is built; jaxir is only built with its defaults."""
     leaves = [round(factor * count**0.5) for factor in (1, 2, 4)]
     return {
         "ScaNN": [f"leaves={n},soar=1.5" for n in leaves],
@@ -45,7 +45,7 @@ def ways(system: str, count: int, dimension: int) -> list[str]:
 
 
 def build(directory: str, system: str, way: str) -> dict:
-    """Builds an index and writes it to a file or directory of its own; returns the time and the size."""
+    """Builds an index and writes it to its own file or directory; returns the time and the size."""
     corpus = np.load(Path(directory, "corpus.npy"))
     target = Path(directory, f"{system} {way}")
     load_libraries(system)
@@ -100,7 +100,7 @@ def build(directory: str, system: str, way: str) -> dict:
 
 
 def load_libraries(system: str) -> None:
-    """Imports what a system needs, which is no part of its index."""
+    """Imports a system's libraries, so that their memory is not counted as the index's."""
     first = system.split()[0].rstrip(",").lower()
     for name in ("jaxir.retrieval.indexes.exact", "scann") if first == "jaxir" else (first,):
         importlib.import_module(name)

@@ -1,15 +1,13 @@
-"""Latency and throughput of `python -m jaxir.serve` under clients that all ask at once.
+"""Measures latency and throughput of `python -m jaxir.serve` under concurrent clients.
 
-Two servers search one exact index with one model, on the same compiled programs, and answer with ids and
-scores:
+Two servers search the same exact index with the same model and compiled programs, and return ids and scores:
 
-    jaxir   jaxir.serve: queries that wait are encoded and searched together
-    plain   FastAPI as its tutorial has it: an endpoint that answers each query by itself, on its threads
+    jaxir   jaxir.serve: waiting queries are encoded and searched together
+    plain   FastAPI as in its tutorial: an endpoint that answers each query by itself, in a thread
 
-Where the sidecar is installed, a third server has a BM25 index beside the dense one and answers with three
-columns (dense, sparse, hybrid), titles and marked snippets, which is what its page asks for. Servers are
-warm, and are asked in turns. A client sends its next query when it has the answer to the last one; every
-query is another one.
+If the sidecar is installed, a third server also has a BM25 index. It returns three columns (dense, sparse,
+hybrid), titles and highlighted snippets, as the search page requests them. Servers are warm and take turns. A
+client sends its next query when it has received the previous answer. No query is repeated.
 
     python benchmarks/serve.py [--corpus=FILE] [--documents=2000] [--clients=1,16,200] [--seconds=10]
 """
@@ -36,12 +34,12 @@ SERVE = ("-m", "jaxir.serve", "--port=0", f"--access_log={os.devnull}")
 
 @dataclasses.dataclass
 class Load:
-    """What clients saw.
+    """The measurements of the clients.
 
     Attributes:
-      seconds: of each answer that was given, in any order.
-      failures: what went wrong, one entry for each request that was not answered by status 200.
-      wall: how long all of it took.
+      seconds: the seconds of each successful answer, in any order.
+      failures: the error of each request that was not answered with status 200.
+      wall: wall seconds of all requests together.
     """
 
     seconds: list[float] = dataclasses.field(default_factory=list)
@@ -65,14 +63,14 @@ class Load:
 async def hammer(
     url: str, queries: Sequence[str], *, clients: int, seconds: float, options: dict | None = None
 ) -> Load:
-    """Lets clients ask one query after the other, each on a connection of its own, for some seconds.
+    """Lets clients send one query after the other for some seconds, each on its own connection.
 
     Args:
-      url: of the server.
-      queries: each client begins at another of them.
-      clients: how many.
-      seconds: for how long a client begins another request.
-      options: what a request has beside its query.
+      url: the address of the server.
+      queries: the queries to send; each client starts at a different one.
+      clients: number of clients.
+      seconds: time after which clients start no further request.
+      options: fields of a request besides its query.
     """
     load = Load()
     host, port = urlsplit(url).hostname, urlsplit(url).port
@@ -108,7 +106,7 @@ async def hammer(
 
 @contextlib.contextmanager
 def server(*command: str) -> Iterator[str]:
-    """Runs a server that says `serving on URL` when it is ready; yields the URL."""
+    """Runs a server that prints `serving on URL` when it is ready; yields the URL."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
         try:
             for line in process.stdout:
@@ -122,7 +120,7 @@ def server(*command: str) -> Iterator[str]:
 
 
 def serve_plainly(index: str) -> None:
-    """The plain server."""
+    """Runs the plain server."""
     import uvicorn
     from fastapi import FastAPI
     from pydantic import BaseModel
@@ -196,7 +194,7 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
     if environment.installed() is not None:
         build_lucene_index(directory / "corpus.jsonl", directory / "bm25")
         indexes.append(str(directory / "bm25"))
-    # Questions of a person's length, no two alike: runs of words from the documents.
+    # Distinct queries as long as a person's: consecutive words from the documents.
     chooser = random.Random(1)
     queries = []
     for number in range(20_000):
@@ -207,7 +205,7 @@ def prepare(directory: Path, model: str, corpus: str | None, documents: int) -> 
 
 
 def main() -> int:
-    """Parses flags, makes an index, starts the servers, asks them in turns, prints the table."""
+    """Parses flags, makes an index, starts the servers, queries them in turns, prints the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )

@@ -1,19 +1,19 @@
-"""Throughput and latency of /v1/embeddings under concurrent clients, and the time until a server is ready.
+"""Measures /v1/embeddings under concurrent clients, and the time until a server is ready.
 
-Two servers embed with one model on the same cores:
+Two servers embed with the same model on the same cores:
 
     jaxir   jaxir.serve --model
-    peer    infinity_emb, or with --peer=plain a FastAPI server over sentence-transformers that batches the
-            texts that wait (below)
+    peer    infinity_emb, or with --peer=plain a FastAPI server over sentence-transformers that batches
+            waiting texts (see below)
 
-Each client sends a text of 10 to 120 words of the tokenizer's vocabulary, and its next text when it has the
-answer. Every text is another one. The servers are warm, and are asked in turns. Only one of them runs at a
-time: it is started, warmed, measured and stopped.
+Each client sends a text of 10 to 120 words of the tokenizer's vocabulary, and its next text when it has
+received the answer. No text is repeated. The servers take turns, and only one runs at a time: it is started,
+warmed up, measured and stopped.
 
     python benchmarks/serve_embeddings.py --peer_python=PEER/bin/python [--peer=infinity] [--clients=64]
         [--seconds=20] [--repeats=3] [--starts]
 
-The peer has an environment of its own, because it needs torch and other versions of transformers:
+The peer has its own environment, because it needs torch and other versions of transformers:
 
     python3 -m venv PEER
     PEER/bin/pip install torch==2.13.0 'infinity-emb[server,torch]==0.0.78' 'click<8.2' 'typer==0.12.5'
@@ -36,12 +36,12 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-READY_SECONDS = 180  # a server that is not ready then has failed
+READY_SECONDS = 180  # a server that is not ready after this time has failed
 WARM_SECONDS = 25  # jaxir compiles its programs meanwhile, and torch allocates memory
 
 
 def texts_of(directory: Path, count: int) -> list[str]:
-    """Returns texts of 10 to 120 whole words of a model's vocabulary, each another one (seed 0)."""
+    """Returns distinct random texts of 10 to 120 whole words of a model's vocabulary (seed 0)."""
     words = [w for w in (directory / "vocab.txt").read_text().split("\n") if w.isalpha() and w.isascii()]
     chooser = random.Random(0)
     return [" ".join(chooser.choices(words, k=chooser.randint(10, 120) - 2)) for _ in range(count)]
@@ -62,7 +62,7 @@ async def post(reader, writer, host: str, body: bytes) -> tuple[bool, bytes]:
 async def hammer(
     port: int, texts: Sequence[str], model: str, *, clients: int, seconds: float, at: int
 ) -> list:
-    """Returns the seconds of each answer of `clients` that ask for some seconds, from text number `at`."""
+    """Lets `clients` send texts, from number `at` on, for some seconds; returns each answer's seconds."""
     numbers, took = iter(range(at, 10**9)), []
     started = time.perf_counter()
 
@@ -112,7 +112,7 @@ def server(command: Sequence[str], port: int, **variables: str) -> Iterator[floa
 
 
 def serve_plainly(directory: str, port: int) -> None:
-    """The plain peer: texts that wait while a batch runs form the next, up to 64, sorted by length."""
+    """Runs the plain peer: texts that wait during a batch form the next batch, up to 64, sorted by length."""
     import uvicorn
     from fastapi import FastAPI
     from pydantic import BaseModel
@@ -201,14 +201,14 @@ def measure(flags: argparse.Namespace, directory: Path) -> None:
 
 
 def measure_starts(directory: Path) -> None:
-    """Prints the seconds until ready of a start without compiled programs, and of two later starts."""
+    """Prints the seconds until a server is ready: at a first start, which compiles, and at two later ones."""
     with tempfile.TemporaryDirectory() as cache:
         for name in ("first start", "second start", "third start"):
             port = free_port()
             command = [sys.executable, "-m", "jaxir.serve", f"--port={port}", f"--model=st:{directory}"]
             with server([*command, f"--access_log={os.devnull}"], port, XDG_CACHE_HOME=cache) as ready:
                 print(f"{name}: ready after {ready:.1f} s", flush=True)
-                time.sleep(WARM_SECONDS)  # the other programs are compiled and kept
+                time.sleep(WARM_SECONDS)  # meanwhile the server compiles and stores its other programs
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""A small masked language model for DiffCSE where none can be fetched, for docs/results/unsupervised.md.
+"""Trains a small masked language model for DiffCSE without a download, for docs/results/unsupervised.md.
 
-MiniLM's first two layers and a new head learn to fill masks in the texts of a BEIR folder. Needs torch and
-transformers, in an environment of their own; takes a GPU where torch finds one.
+MiniLM's first two layers and a new head learn to fill masks in the texts of a BEIR folder. Needs an
+environment with torch and transformers; uses a GPU if torch finds one.
 
     python benchmarks/small_generator.py BEIR_FOLDER MINILM_FOLDER OUTPUT STEPS
 """

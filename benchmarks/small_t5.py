@@ -1,8 +1,8 @@
-"""A small T5 drawn at random, with a vocabulary of its own, for docs/results/generated_text.md.
+"""Makes a small T5 with random weights and its own vocabulary, for docs/results/generated_text.md.
 
-3 + 3 layers of T5 1.1 (or LAYERS), 256 wide (or WIDTH), 8,000 SentencePiece pieces (or PIECES) learnt on
-passages and queries of a BEIR folder. Needs torch, transformers and sentencepiece, in an environment of their
-own.
+The T5 1.1 has 3 + 3 layers (or LAYERS) of width 256 (or WIDTH). Its 8,000 SentencePiece pieces (or PIECES)
+are learnt from the passages and queries of a BEIR folder. Needs an environment with torch, transformers and
+sentencepiece.
 
     python benchmarks/small_t5.py BEIR_FOLDER OUTPUT [PIECES [WIDTH [LAYERS]]]
 """
@@ -19,12 +19,12 @@ import sentencepiece
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-TEXTS = 15_000  # of each, passages and queries, at most
-CHARACTERS = 400  # of a passage
+TEXTS = 15_000  # maximum number of passages, and of queries, that the vocabulary is learnt from
+CHARACTERS = 400  # number of first characters of a passage that are used
 
 
 def main(data: Path, output: Path, pieces: int = 8000, width: int = 256, layers: int = 3) -> None:
-    """Learns the vocabulary, draws the model, and writes both as a folder of transformers."""
+    """Learns the vocabulary, initialises the model, and writes both as a folder of transformers."""
     random.seed(0)
     torch.manual_seed(0)
     passages, queries = (
@@ -64,7 +64,7 @@ def main(data: Path, output: Path, pieces: int = 8000, width: int = 256, layers:
         decoder_start_token_id=0,
     )
     model = T5ForConditionalGeneration(config)
-    with torch.no_grad():  # drawn with deviation 1, it would begin with logits of 16
+    with torch.no_grad():  # with standard deviation 1, the first logits would be about 16
         model.lm_head.weight.mul_(config.d_model**-0.5)
     model.save_pretrained(output)
     print(f"{output}: {model.num_parameters():,} parameters")

@@ -1,12 +1,13 @@
-"""Searches token weights of one sparse encoder: jaxir's inverted index beside Lucene's impact index.
+"""Compares searches of a sparse encoder's token weights: jaxir's inverted index and Lucene's impact index.
 
-Both get the same weights, Lucene's multiplied by 100 and rounded. Recall is how many of the first ten
-documents have an exact float32 product among the ten largest, ties included. CPU time is that of all threads:
-for Lucene, of this process and of the sidecar, after three searches of all queries to warm Java up.
+Both get the same weights; for Lucene they are multiplied by 100 and rounded. Recall is the share of the first
+ten documents whose exact float32 product is among the ten largest, ties included. CPU time counts all
+threads. For Lucene it counts this process and the sidecar, after three searches of all queries that warm Java
+up.
 
   python benchmarks/sparse_search.py --model=RUN --corpus=corpus.jsonl --queries=queries.jsonl
 
-Weights are encoded once and kept in --work.
+Texts are encoded once, and their weights are kept in --work.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 SCALE, K, REPEATS = 100, 10, 3
 ROUNDING = 1e-5  # relative error of float32 products, within which scores are tied
-TICKS = os.sysconf("SC_CLK_TCK")  # of /proc, in a second
+TICKS = os.sysconf("SC_CLK_TCK")  # units of CPU time in /proc per second
 
 
 def encoded(arguments: argparse.Namespace) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
-    """The weights of the documents and of the queries."""
+    """Returns the weights of the documents and of the queries."""
     work = Path(arguments.work)
     work.mkdir(parents=True, exist_ok=True)
     files = [work / f"{name}.npz" for name in ("passages", "queries")]
@@ -48,7 +49,7 @@ def encoded(arguments: argparse.Namespace) -> tuple[sparse.csr_matrix, sparse.cs
 
 
 def largest(weights: sparse.csr_matrix, count: int | None) -> sparse.csr_matrix:
-    """The `count` largest weights of each row."""
+    """Returns the `count` largest weights of each row."""
     if count is None:
         return weights
     kept = weights.copy()
@@ -59,7 +60,7 @@ def largest(weights: sparse.csr_matrix, count: int | None) -> sparse.csr_matrix:
 
 
 def whole(weights: sparse.csr_matrix) -> list[dict[str, int]]:
-    """The weights of each row, times SCALE and rounded, by tokens named after their column."""
+    """Returns each row as {token: weight times SCALE, rounded}; a token's name is its column."""
     rows = []
     for row in weights:
         values = np.rint(SCALE * row.data).astype(int)
@@ -68,7 +69,7 @@ def whole(weights: sparse.csr_matrix) -> list[dict[str, int]]:
 
 
 def cpu_seconds(pid: int | None) -> float:
-    """The CPU time of this process, and of another one with its threads."""
+    """Returns the CPU time of this process plus that of process `pid`, all threads included."""
     if pid is None:
         return time.process_time()
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

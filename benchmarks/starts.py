@@ -1,9 +1,9 @@
-"""CPU seconds from the start of a process to its first result: a vector, and the answer to one question.
+"""Measures CPU seconds from a process's start to its first result: a vector, or the answer to a question.
 
     python benchmarks/starts.py [--peer_python=PYTHON] [--repeats=3]
 
 Each process runs alone, in turns with `import jax` and with sentence-transformers, which loads the same
-folder. jaxir's programs are compiled before the first round, in a cache of this script. Nothing is
+folder. jaxir's programs are compiled before the first round, into a cache of this script. Nothing is
 downloaded. CPU time counts all threads; wall time is printed too.
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
         }
         if flags.peer_python:
             systems["sentence-transformers, a vector"] = [flags.peer_python, "-c", PEER, str(local_minilm())]
-        for command in systems.values():  # the first start compiles, and fills caches of files
+        for command in systems.values():  # start each once first, to compile programs and fill the file cache
             run(command)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
         for _ in range(flags.repeats):

@@ -1,7 +1,8 @@
-"""The training step: examples/s, model FLOPs utilisation, memory and compile time, beside torch's.
+"""Compares a training step with torch: examples/s, model FLOPs utilisation, memory and compile time.
 
-The job: a dual encoder with one tower and random weights, in-batch softmax in both directions, AdamW with
-clipping, on random tokens without padding. Each system runs in a process of its own, one at a time, in turns:
+A dual encoder with one tower and random weights is trained on random tokens without padding, by in-batch
+softmax in both directions and AdamW with clipping. Each system has its own process. The processes run one at
+a time, in turns:
 
     jaxir               the step by itself, then the same step in the training loop with its input pipeline
     jaxir, N chunks     the same with gradient caching (4/3 of the time in theory)
@@ -30,7 +31,7 @@ from pathlib import Path
 
 TEMPERATURE, LEARNING_RATE, CLIP = 0.01, 1e-5, 1.0
 WARM_UP = 2
-# name: (vocabulary, width, layers, heads, dimensions of a head, feed-forward units)
+# name -> (vocabulary, width, layers, heads, dimensions of a head, feed-forward units)
 BERTS = {"minilm": (30522, 384, 6, 12, 32, 1536), "bert-base": (30522, 768, 12, 12, 64, 3072)}
 T5S = {"t5-small": "1.1-small", "t5-base": "1.1-base", "t5-large": "1.1-large", "t5-xl": "1.1-xl"}
 
@@ -95,7 +96,7 @@ def random_ids(flags: argparse.Namespace, vocabulary: int, count: int):
 
 
 def peak_memory() -> int:
-    """Returns the bytes of main memory that this process has held at most."""
+    """Returns the peak memory of this process, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -163,13 +164,13 @@ def work_jaxir(flags: argparse.Namespace) -> dict:
         "parameters": sum(x.size for x in jax.tree.leaves(train_state.params)),
         "versions": f"jax {jax.__version__}, optax {optax.__version__}",
     }
-    state.put_into(model, train_state.params)  # its own arrays were donated
+    state.put_into(model, train_state.params)  # the step consumed the model's own arrays
     del train_state, compiled
     return result | {"loop": in_the_loop(flags, model, data, optimizer, partitioner, chunks, steps)}
 
 
 def in_the_loop(flags: argparse.Namespace, model, data, optimizer, mesh, chunks: int, steps: int) -> float:
-    """Returns the seconds of a step in a run, without its first lap, which fills the pipeline."""
+    """Returns the seconds per step in a run, without the first interval, which fills the pipeline."""
     from jaxir.interop.model.encoder_settings import EncoderSettings
     from jaxir.interop.model_dir import LoadedModel
     from jaxir.losses.in_batch import in_batch_softmax
@@ -196,7 +197,7 @@ def in_the_loop(flags: argparse.Namespace, model, data, optimizer, mesh, chunks:
 
 
 def jaxir_config(flags: argparse.Namespace, dropout: float = 0.0):
-    """Returns the DualEncoderConfig of the model asked for."""
+    """Returns the DualEncoderConfig of the model that --model names."""
     from jaxir.models.bert import BertConfig
     from jaxir.models.dual_encoder import DualEncoderConfig
     from jaxir.models.t5 import preset
@@ -221,7 +222,7 @@ def jaxir_config(flags: argparse.Namespace, dropout: float = 0.0):
 
 
 def token_pairs(flags: argparse.Namespace, vocabulary: int):
-    """Returns pairs of random tokens, enough that no batch repeats soon, as training data."""
+    """Returns pairs of random tokens as training data, so many that batches do not repeat soon."""
     import numpy as np
 
     from jaxir.core.features import TextFormat
@@ -256,13 +257,13 @@ def work_peer(flags: argparse.Namespace) -> dict:
 
 
 def time_peer(flags: argparse.Namespace, encoder, loss_class, temperature: float, ids: list) -> dict:
-    """Measures the step of torch; needs nothing of jaxir.
+    """Measures torch's step, without importing jaxir.
 
     Args:
-      flags: batch, type of products, steps.
-      encoder: of transformers; it is trained with mean pooling, cosine and AdamW.
-      loss_class: of sentence-transformers.
-      temperature: of the loss.
+      flags: the flags with batch size, type of products and number of steps.
+      encoder: transformers' encoder, which is trained with mean pooling, cosine and AdamW.
+      loss_class: the class of sentence-transformers' loss.
+      temperature: the temperature of the loss.
       ids: token ids [B, L] of the texts that belong together, none of them padding.
     """
     import sentence_transformers
@@ -316,7 +317,7 @@ def time_peer(flags: argparse.Namespace, encoder, loss_class, temperature: float
 
 
 def peer_encoder(flags: argparse.Namespace, dropout: float = 0.0):
-    """Returns transformers' encoder of the model asked for, random."""
+    """Returns transformers' encoder of the model that --model names, with random weights."""
     import transformers
 
     if flags.model in T5S:
@@ -355,7 +356,7 @@ def peer_encoder(flags: argparse.Namespace, dropout: float = 0.0):
 
 
 def report(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
-    """Prints medians over processes; ratios are medians of those of neighbouring processes."""
+    """Prints medians over processes. A ratio is the median of the ratios of consecutive processes."""
     from jaxir.costs import chips
 
     first = runs["jaxir"][0]
@@ -389,7 +390,7 @@ def report(flags: argparse.Namespace, runs: dict[str, list[dict]]) -> None:
 
 
 def ratio(own: list[dict], other: list[dict]) -> str:
-    """Returns the time of one system over another's, by wall and by CPU."""
+    """Returns one system's time divided by another's, for wall time and for CPU time."""
     wall, cpu = (
         statistics.median(a[key] / b[key] for a, b in zip(own, other, strict=True)) for key in ("step", "cpu")
     )

@@ -1,10 +1,10 @@
-"""XQuAD's English part as sentences to search, for the chain of docs/results/generated_text.md.
+"""Writes XQuAD's English part as sentences to search, for docs/results/generated_text.md.
 
-Writes corpus.jsonl (a sentence a passage), answers.jsonl, queries.jsonl, a file of questions for each split
-(train.jsonl, dev.jsonl, test.jsonl), and targets.jsonl, from which a generator learns to write sentences:
-some words of each, also of test's articles, after an interrogative, stand for a question. So it is with
-answers.jsonl and titles.jsonl in the folder targets, where a few words are kept from the question and
-written, or its article's title.
+Writes corpus.jsonl (each sentence is a passage), answers.jsonl, queries.jsonl, and the questions of each
+split (train.jsonl, dev.jsonl, test.jsonl). From targets.jsonl a generator learns to write sentences. Its
+artificial questions are an interrogative and some words of a sentence; they include sentences of the test
+articles. In the folder targets, answers.jsonl and titles.jsonl have similar questions. Their targets are a
+few words that the question leaves out, or the title of the article.
 
     python benchmarks/xquad_sentences.py XQUAD_FOLDER OUTPUT
 """
@@ -25,13 +25,13 @@ from jaxir.storage.files import atomic_directory
 ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(“])")
 WORDS = re.compile(r"\w[\w'’-]*")
 ASKED = ("Who", "What", "When", "Where", "Which", "How many", "How", "Why", "In what")
-EACH = 40  # pairs of a sentence
-SHARE = (0.25, 0.6)  # of a sentence's longer words
-HOLE = 3  # words that are asked for, at most
+EACH = 40  # number of pairs made from a sentence
+SHARE = (0.25, 0.6)  # range of the share of a sentence's longer words that a question keeps
+HOLE = 3  # maximum number of words that a question asks for
 
 
 def main(source: str, output: str) -> None:
-    """Writes the folder and prints what is in it."""
+    """Writes the folder and prints the numbers of its records."""
     rng, folder = random.Random(0), Path(source)
     passages = [
         {"_id": f"{d['_id']}_{n}", "title": "", "text": text}
@@ -69,7 +69,7 @@ def main(source: str, output: str) -> None:
 
 
 def words_of(text: str, rng: random.Random) -> str:
-    """Returns what stands for a question about a sentence: some of its longer words, in their order."""
+    """Returns an artificial question about a sentence: some of its longer words, in their order."""
     words = [word for word in WORDS.findall(text) if len(word) > 3] or WORDS.findall(text)
     some = max(1, round(len(words) * rng.uniform(*SHARE)))
     kept = sorted(rng.sample(range(len(words)), some))
@@ -77,7 +77,7 @@ def words_of(text: str, rng: random.Random) -> str:
 
 
 def answered(text: str, rng: random.Random) -> Iterator[dict[str, str]]:
-    """Yields what stands for a question about some words of a sentence, and those words."""
+    """Yields artificial questions about some words of a sentence, and those words as answers."""
     words = text.split()
     if hole := hole_in(words, rng):
         rest = " ".join(words[: hole.start] + words[hole.stop :])
@@ -86,7 +86,7 @@ def answered(text: str, rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def hole_in(words: list[str], rng: random.Random) -> slice | None:
-    """Returns where some words lie that may be asked for, told ones at both ends, or None."""
+    """Returns the place of words to ask for, with words for which `told` is true at both ends; or None."""
     size = rng.randint(1, HOLE)
     places = [n for n in range(len(words) - size + 1) if told(words[n]) and told(words[n + size - 1])]
     if not places:

@@ -119,7 +119,7 @@ def _is_typed(found: Bindings, name: str, flags: Mapping[str, Any]) -> bool:
 
 
 def _give_way(found: Bindings, function: Callable[..., Any], flags: Mapping[str, Any]) -> None:
-    """Resets parameters whose value from gin files would conflict with a flag; see `choices.Rules`."""
+    """Resets parameters whose value from a gin file would limit a given flag; see `choices.Rules`."""
     rules = rules_of(function)
     for name, other in rules.gives_way.items():
         if not _is_typed(found, name, flags) and _is_typed(found, other, flags):

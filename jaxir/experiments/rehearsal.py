@@ -36,7 +36,7 @@ def check_manual_runs(commands: Iterable[Sequence[str]]) -> None:
 
 
 def _first_error(check: str, runs: Sequence[Sequence[str]]) -> str:
-    """Returns the error of the first run (a list of arguments) that the check refuses; "" if there is none."""
+    """Returns the error of the first run (a list of arguments) that the check refuses, or ""."""
     if not runs:
         return ""
     request = json.dumps([check, runs])

@@ -25,7 +25,7 @@ REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
 
 def directory() -> Path:
-    """Returns the directory of the sidecar's environment; its name depends on requirements.txt and on Python's version."""
+    """Returns the environment's directory, whose name depends on requirements.txt and Python's version."""
     facts = [
         REQUIREMENTS.read_text(encoding="utf-8"),
         *sys.version_info[:2],

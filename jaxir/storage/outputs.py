@@ -49,7 +49,7 @@ BEGUN = {
 _KEYS = {
     "report": {"per_query", "systems", "spearman", "forums", "collections"},
     "file of outputs": {"outputs"},
-}  # the JSON has at least one of these keys
+}  # a file of this kind is JSON with at least one of these keys
 
 
 def writes(*, unless: str | None = None, **kinds: Kind) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -163,7 +163,7 @@ def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _program(on_cpu: bool, rounded: bool):
-    """Returns a program that compares vectors with centroids; on CPUs NumPy takes the argmax, which is faster."""
+    """Returns a program that compares vectors with centroids; on CPUs, NumPy's argmax follows instead."""
 
     def compared(centroids: jax.Array, half: jax.Array, vectors: jax.Array) -> jax.Array:
         if rounded:

@@ -79,7 +79,7 @@ class Lucene:
             return self._json.writeValueAsString(hits).encode("ascii")
 
     def index(self, channel: Channel, index: str, fields: list[str], impact: bool) -> bytes:
-        """Indexes batches of documents from `channel`; reports the number of documents after each, and returns it as JSON."""
+        """Indexes batches from `channel`; reports the number of documents after each, and returns it."""
         arguments = ["-input", "", "-index", index, "-collection", "JsonCollection"]
         arguments += ["-threads", str(_threads())]
         arguments += ["-fields", *fields] if fields else []
