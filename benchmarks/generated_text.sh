@@ -58,7 +58,7 @@ python -m jaxir.train --gin_file=gin/generator.gin --gin_file=gin/experiments/ta
     --passage_length=48 --query_length=64 --batch_size=32 --steps=1200 --learning_rate=2e-3 --dropout=0.0 --warmup_steps=100 \
     --checkpoint_every=200 --output_dir=GEN
 python -m jaxir.expand generate --model=GEN --input=XQ/test.jsonl --output=greedy.jsonl --max_new_tokens=48   # of answers and titles 16
-# GEN of answers: --targets=XQ/targets/answers.jsonl --query_length=16; of titles: titles.jsonl, --steps=2400 besides
+# To generate answers, use --targets=XQ/targets/answers.jsonl --query_length=16; to generate titles, titles.jsonl and --steps=2400
 python -m jaxir.expand generate --model=GEN --input=XQ/test.jsonl --output=samples.jsonl --num_outputs=8 --temperature=1 --max_new_tokens=48
 python -m jaxir.index --backend=lucene --corpus=XQ/corpus.jsonl --output=bm25
 python -m jaxir.expand retrieve --index=bm25 --queries=XQ/test.jsonl --expansions=samples.jsonl --answers=XQ/answers.jsonl --output=candidates.jsonl
@@ -103,7 +103,7 @@ python -m jaxir.train --gin_file=gin/generator.gin --gin_file=gin/experiments/ta
     --warmup_steps=60 --eval_every=400 --checkpoint_every=400 --output_dir=SYNOPSES
 python -m jaxir.expand generate --model=SYNOPSES --input=texts.jsonl --output=queries.jsonl --num_outputs=10 --top_k=10 --max_new_tokens=24
 
-# Curriculum sampling, for --selection=curriculum, random, gold, top and bottom
+# Curriculum sampling: repeat this with --selection=curriculum, random, gold, top and bottom
 python -m jaxir.train --gin_file=gin/curriculum.gin --selection=curriculum --expansions=queries.jsonl --data=SAMPLE --dev_split=None \
     --passage_length=48 --query_length=24 --batch_size=32 --steps=60 --learning_rate=5e-5 --seed=1 --output_dir=RUN
 python -m jaxir.encode --model=RUN --input=SAMPLE/corpus.jsonl --expansions=queries.jsonl --views=3 --output=EMB

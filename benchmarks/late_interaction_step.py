@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def write_batch(flags: argparse.Namespace, directory: Path) -> None:
-    """Writes token ids [B, L] of queries, passages, negatives; rows are half to entirely full, 0 is padding."""
+    """Writes token ids [B, L] of queries, passages and negatives, half to entirely full; 0 is padding."""
     import numpy as np
 
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-# The commands of docs/results/rerankers.md, to be run one by one. few.tsv holds 2,000 of the training judgements.
+# The commands of docs/results/rerankers.md, to be run one by one. The split `few` (qrels/few.tsv) has 2,000 of the training judgements.
 
 python -m jaxir.sample --dataset=beir:DEBPKGS --train=6400 --output=DIR
 python -m jaxir.train --gin_file=gin/models/minilm.gin --gin_file=gin/objectives/samtone.gin --gin_file=gin/runs/few_steps.gin --gin.DATA=DIR \
@@ -18,4 +18,5 @@ python -m jaxir.train --gin_file=gin/models/minilm.gin --gin_file=gin/objectives
     --gin.QUERY_LENGTH=24 --gin.PASSAGE_LENGTH=72 --gin.DEV_SPLIT=None \
     --gin.MODEL=START --gin.STEPS=60 --gin.TEMPERATURE=0.05 --seed=1 --gin_file=gin/experiments/mined.gin \
     --gin.MINED=MINED/train.jsonl --gin.NEGATIVES=1 --output_dir=RUN
-# Distilled: --gin.MINED=SCORED/train.jsonl and, last, --gin_file=gin/objectives/margin_mse.gin. Documents of dev and test were taken out of runs before mining.
+# For the distilled model, use --gin.MINED=SCORED/train.jsonl and add --gin_file=gin/objectives/margin_mse.gin at the end. Before mining, remove
+# documents of dev and test from the runs.

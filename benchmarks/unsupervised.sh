@@ -36,7 +36,7 @@ python -m jaxir.grid --gin_file=gin/experiments/texts_grid.gin --datasets=debpkg
     --objectives=diffcse,diffcse_tanh \
     --bindings=STS=sickr/dev.tsv,PASSAGE_LENGTH=24,QUERY_LENGTH=24,BATCH_SIZE=32,EVAL_EVERY=0.25,CHECKPOINT_EVERY=10000,GENERATOR=hf:GENERATOR
 
-# The hybrid. RUN is one of the grid's cells/*/model.
+# The hybrid of dense search and BM25. RUN is one of the grid's cells/*/model.
 python -m jaxir.index --backend=lucene --corpus=SAMPLE/corpus.jsonl --output=bm25
 python -m jaxir.search --index=bm25 --queries=SAMPLE/queries.jsonl --k=1000 --output=bm25.trec
 python -m jaxir.encode --model=RUN --input=SAMPLE/corpus.jsonl --output=EMB
@@ -46,7 +46,7 @@ python -m jaxir.fuse --method=rescore --runs=bm25.trec --embeddings=EMB --querie
     --sweep=0,1,5,10,20,30,40,50,60,80,100,120 --qrels=SAMPLE/qrels/train.tsv --output=hybrid.trec
 python -m jaxir.evaluate --run=BM25=bm25.trec,dense=dense.trec,hybrid=hybrid.trec --qrels=SAMPLE/qrels/test.tsv --metrics="nDCG@10 R@10" --baseline=hybrid
 
-# A longer run, and other judges. From random parameters: --from_scratch=True --learning_rate=3e-4.
+# A longer run, and other judges. To start from random parameters, add --from_scratch=True --learning_rate=3e-4.
 python -m jaxir.train --gin_file=gin/experiments/texts.gin --gin_file=gin/models/minilm.gin --gin_file=gin/objectives/simcse.gin \
     --steps=1000 --sharing=sde --data=SAMPLE --sts=sickr/dev.tsv --passage_length=32 --query_length=32 --batch_size=64 \
     --eval_every=0.1 --checkpoint_every=10000 --text=alltexts.jsonl --seed=1 --output_dir=LONG   # FROM_SCRATCH=True, LEARNING_RATE=3e-4
