@@ -86,7 +86,7 @@ def defaults(entry: Entry) -> Iterator[tuple[str, str]]:
     """Yields (parameter, default) of the signature for each default that is a rare text or number."""
     try:
         function = ast.parse(f"def {entry.signature.replace(', ...', '')}: pass").body[0]
-    except SyntaxError:  # a class without a constructor
+    except SyntaxError:  # the signature of a class without a constructor is no valid call
         return
     assert isinstance(function, ast.FunctionDef)
     given = function.args

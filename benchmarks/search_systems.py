@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 K = 10
-HNSW_BUILD = 200  # efConstruction
+HNSW_BUILD = 200  # efConstruction: number of candidates while an HNSW graph is built
 CANDIDATES = (10, 12, 16, 20, 25, 30, 40, 50, 60, 80, 100, 150, 200, 280, 400, 600)
 EXACT = ("jaxir exact", "faiss flat")
 TREES = ("jaxir scann float32", "jaxir scann bfloat16", "jaxir scann int8")

@@ -78,7 +78,7 @@ _NAMES = {
     "training.fit": "fit",
     "training.step.optimizers": "Adafactor AdamW",
 }
-_SUBMODULES = ("losses", "mteb")  # `jaxir.losses.samtone`, `jaxir.mteb.load`
+_SUBMODULES = ("losses", "mteb")  # imported on first use, such as `jaxir.losses.samtone`
 _HOME = {name: f"jaxir.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted((*_HOME, "__version__"))

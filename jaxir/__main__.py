@@ -40,7 +40,7 @@ def main() -> int:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback if the output goes to `head`
             print(overview(prog))
             return 0
-        # For example `jaxir help expand generate`.
+        # Turn `jaxir help expand generate` into `jaxir expand generate --help`.
         command, arguments = arguments[0], [*arguments[1:], "--help"]
     command = command.removeprefix("jaxir.")
     names = [name for group in COMMANDS.values() for name in group]

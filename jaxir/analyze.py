@@ -127,7 +127,7 @@ def name_models(models: list[str]) -> dict[str, str]:
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")
-        # A directory whose name has "=" is not NAME=MODEL.
+        # If `text` is a directory, "=" belongs to its name.
         if Path(text.removeprefix("st:").removeprefix("hf:")).is_dir():
             name, equals = text, ""
         if name in named:

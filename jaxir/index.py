@@ -157,7 +157,7 @@ def _opened(settings: NearestSettings | MaxSimSettings | DatabaseSettings) -> St
     from jaxir.retrieval.indexes.documents import check_corpus
 
     stored = open_embeddings(settings.embeddings, tokens=isinstance(settings, MaxSimSettings))
-    if settings.corpus is not None:  # checked now, although its texts are only read at the end
+    if settings.corpus is not None:  # fail now, although the texts are only read at the end
         check_corpus(settings.corpus, stored)
     if settings.model is not None:
         _check_model(settings.model, stored)

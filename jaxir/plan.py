@@ -9,7 +9,8 @@ from jaxir.core.choices import Rules, check_idle, with_flags_of
 from jaxir.core.values import Positive
 from jaxir.training.run.recipe import Recipe
 
-# Fields of a recipe that determine a training step; and epochs, which a plan refuses, as it reads no data.
+# Fields of a recipe that determine a training step, and `epochs`, which a plan refuses because it reads no
+# data.
 OF_A_STEP = (
     *("model", "objective", "steps", "epochs", "batch_size", "optimizer", "mesh", "num_negatives", "frozen"),
     "seed",

@@ -225,7 +225,7 @@ def _cut_by_default(folder: str) -> str | None:
         if (directory := hub.local_minilm()) is None:
             return None
         _, settings, tokenizer = outline_of(Pretrained(source=f"st:{directory}"), weights=False)
-    except UserError:  # the copy is damaged, which a later command reports
+    except UserError:  # the model's files are damaged; a later command reports it
         return None
     path, counts = Path(folder), {}
     texts = {

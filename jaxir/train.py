@@ -90,7 +90,7 @@ def _gin_bindings(function: Any) -> dict[str, Any]:
         return {}
     try:
         return gin.get_bindings(function)
-    except ValueError:  # the function is wrapped, but not by gin
+    except ValueError:  # raised if the function is wrapped, but not by gin
         return {}
 
 

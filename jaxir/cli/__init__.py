@@ -35,7 +35,8 @@ from jaxir.runtime.compile_cache import keep_compiled_programs
 # slower, because imports and tracing create millions of objects that stay alive.
 YOUNG_OBJECTS = 10_000
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit statuses after Ctrl-C and SIGTERM
-TYPED: list[str] = []  # the words of the command line, from "python" on
+# The words of the running command line, from "python" on, for messages that suggest a command.
+TYPED: list[str] = []
 GIN_HELP = (
     "gin file (may be repeated); --NAME=VALUE sets the parameter of that name of any object in the gin"
     " files, --gin.OBJECT.PARAMETER=VALUE sets the parameter of one object"
@@ -173,7 +174,8 @@ def _unknown(argument: str, parser: argparse.ArgumentParser, prog: str, settings
         return f"{argument!r:.80} follows no flag; write flags as --NAME=VALUE (see {prog} --help)"
     known = [option for option in parser._option_string_actions if option.startswith("--")]
     meant = (
-        suggest(flag, [*known, *settings], likeness=1.0)  # finds misspellings and other tools' names
+        # Finds the flag that a misspelling, or another tool's name of a flag, stands for.
+        suggest(flag, [*known, *settings], likeness=1.0)
         or suggest(flag, known)
         or suggest(flag, settings, likeness=0.8)
     )

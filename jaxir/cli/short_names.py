@@ -199,7 +199,7 @@ def _may_be(bindings: Bindings, key: Key, value: Any) -> bool:
 def _check_known(bindings: Bindings, key: Key) -> None:
     """Refuses a name that sets nothing if the command line gives it or it is misspelt; else warns."""
     if holders(bindings, key):
-        return  # If the command line sets it, `gin_config.bind` refuses it.
+        return  # `gin_config.bind` refuses an unused name that the command line sets
     known, shipped = known_names(bindings), shipped_names()
     spelled = bindings.typed.get(key)
     if spelled and not spelled.startswith("--gin."):

@@ -52,7 +52,8 @@ class Scored:
 def parse_system(text: str) -> tuple[str, list[str]]:
     """Returns the name and the run files of `[NAME=]FILE[+FILE...]`; each file is a run with another seed."""
     for found in ([text], text.split("+")):
-        if all(Path(file).is_file() for file in found):  # file names may contain = and +
+        # If all files exist, = and + are parts of their names.
+        if all(Path(file).is_file() for file in found):
             return Path(found[0]).stem, found
     name, equals, files = text.partition("=")
     if not equals:
@@ -306,7 +307,7 @@ def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style)
     for pair in pairs:
         ours, theirs = by_name[pair.system], by_name[pair.baseline]
         shown = [_mean(x, pair.metric) for x in (theirs, ours)] if two else [pair.system, pair.baseline]
-        # Not `comparison.difference`, which compares means: metrics that are counts are sums over queries.
+        # `comparison.difference` is a difference of means, but some metrics are counts, summed over queries.
         difference = ours.mean(pair.metric) - theirs.mean(pair.metric)
         p_values = [f"{pair.t_test:.2g}", f"{pair.randomisation:.2g}"]
         counts = [pair.comparison.wins, pair.comparison.losses]

@@ -83,7 +83,7 @@ def _targets(
         yield from (Target(query.id, query.text, answers[query.id][0]) for query in questions)
         return
     own = {query.id: AnswerMatcher(answers[query.id]) for query in questions}
-    asked: dict[str, list[tuple[int, str]]] = {}  # passage id to (rank, question id)s
+    asked: dict[str, list[tuple[int, str]]] = {}  # passage id -> list of (rank, question id)
     for query_id in own:
         for place, doc_id in enumerate(passages.get(query_id, ())):
             asked.setdefault(doc_id, []).append((place, query_id))

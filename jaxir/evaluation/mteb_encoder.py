@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxir.retrieval.encoding.text_encoder import DualEncoder
 
 OWNER = "jaxir"  # owner in the name of a model that is not on the hub: MTEB's names are OWNER/NAME
-_TOWERS = {"query": "query", "document": "passage"}  # MTEB's prompt type: tower
+_TOWERS = {"query": "query", "document": "passage"}  # MTEB's prompt type -> tower
 
 
 def make(

@@ -45,7 +45,7 @@ EPRODUCT = (
     " the queries, and qrels/SPLIT.tsv with the matches (eBay's challenge, arxiv.org/abs/2107.05856,"
     " publishes titles without the matches)"
 )
-HELD_OUT = 0.15  # the test set's share of posts with duplicates, and the dev set's share
+HELD_OUT = 0.15  # share of the posts with duplicates that the test set gets, and likewise the dev set
 _LACKED = "duplicates missing from the collection, which are treated as not retrieved"
 Duplicates = dict[str, dict[str, int]]
 

@@ -11,7 +11,8 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 RESAMPLES = 9_999  # random swaps of a test, or bootstrap samples of an interval
-# How many random numbers scipy draws at a time. By default it draws all: gigabytes for thousands of queries.
+# Number of random numbers that scipy draws at a time. By default it draws all at once, which takes gigabytes
+# for thousands of queries.
 _AT_ONCE = 2**22
 
 

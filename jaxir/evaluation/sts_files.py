@@ -14,7 +14,8 @@ from jaxir.storage.files import local_path
 HEADER = ["score", "sentence1", "sentence2"]
 SETTINGS = ("all", "mean", "wmean")
 SPLITS = {"trial": "dev", "test_annotated": "test"}  # SICK's names of splits
-_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")  # file names of SemEval and SentEval
+# Names of files with sentences, in SemEval and SentEval.
+_YEAR = re.compile(r"STS(?:\d{4})?\.input\.(.+)\.txt")
 _SPLIT = re.compile(r"(?:sts-|SICK_)?(train|dev|trial|test|test_annotated)")
 EXPECTED = (
     "expected NAME.tsv (score, sentence1, sentence2); STS.input.NAME.txt with STS.gs.NAME.txt (STS 2012"

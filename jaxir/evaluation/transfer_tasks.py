@@ -67,7 +67,7 @@ def scores_of(tasks: dict[str, Task], vectors: np.ndarray, *, folds: int = FOLDS
 
 def check_folds(tasks: dict[str, Task], folds: int) -> None:
     """Raises a UserError if a task has too few examples of a label for nested cross-validation."""
-    needed = -(-folds * folds // (folds - 1))  # so that no inner fold is empty when an outer fold is held out
+    needed = -(-folds * folds // (folds - 1))  # with fewer, an inner fold could be empty
     for name, task in tasks.items():
         for rows in (task[part] for part in ("all", "train") if part in task and "dev" not in task):
             fewest = min(Counter(row.label for row in rows).values())

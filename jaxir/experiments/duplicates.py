@@ -59,7 +59,7 @@ def merge_passages(
     sizes = collections.Counter(groups)
     ranked = sorted(sizes, key=lambda group: (-sizes[group], group))
     kept, count = 0, 0
-    # The share of unique passages rises from group to group, because sizes fall.
+    # Groups get smaller, so the share of unique passages rises with every group: stop at the limit.
     for group in ranked:
         if kept + 1 > unique * (count + sizes[group]):
             break

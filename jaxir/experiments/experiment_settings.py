@@ -119,7 +119,7 @@ class RoundSettings:
         """The flags of jaxir.mine in all rounds."""
         given = dict(flag.partition("=")[::2] for flag in self.mine)
         flags = {"negatives": self.negatives, "first": 1, "last": 200}
-        if given.get("sampling") != "top":  # "top" draws no random numbers
+        if given.get("sampling") != "top":  # "top" needs no seed: it draws no random numbers
             flags["seed"] = self.seed
         return flags | given
 
@@ -127,4 +127,4 @@ class RoundSettings:
 def _fill(settings: Any, **defaults: Any) -> None:
     for name, default in defaults.items():
         if getattr(settings, name) is None:
-            object.__setattr__(settings, name, default)  # the dataclass is frozen
+            object.__setattr__(settings, name, default)  # sets a field although the dataclass is frozen

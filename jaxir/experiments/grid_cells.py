@@ -325,7 +325,8 @@ def check_axes(axes: GridSettings) -> None:
             raise UserError(f"{axis} must have at least one value")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{axis} has {twice[0]!r} twice: give it once")
-        allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"  # a cell's directory joins names with "-"
+        # Only data sets' names may have "-", which joins the names in a cell's directory.
+        allowed = r"[\w.-]*" if axis == "datasets" else r"[\w.]*"
         if wrong := [name for name in names if not re.fullmatch(allowed, name)]:
             raise UserError(f"a name in {axis} may have letters, digits, . and _, not {wrong[0]!r}")
     titled = {

@@ -95,9 +95,9 @@ def of_model(spec: str) -> str | None:
             return _of_files((path,))
         if not path.is_dir() or not (scheme or any((path / name).is_file() for name in MODEL_FILES)):
             return None
-    except OSError:  # the path is too long
+    except OSError:  # raised if the path is too long, so it is no model
         return None
-    checkpoint = checkpoint_of(path)  # the checkpoint's record contains checksums
+    checkpoint = checkpoint_of(path)  # a run is identified by its checkpoint's record, which has checksums
     return _of_files(_of_folder(path) if checkpoint is None else (path / CONFIG, checkpoint / "run/metadata"))
 
 

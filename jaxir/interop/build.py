@@ -67,7 +67,7 @@ class PretrainedCrossEncoder(CommonOverrides, Opened):
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:
         if kinds.name_of(model.config) != "cross_encoder":
             model = hf_cross_encoder.with_new_head(model, seed=seed, where=where)
-        try:  # planning has no tokenizer
+        try:  # `model.tokenizer` is None in planning
             separator = model.tokenizer and PairTokenizer(model.tokenizer).separator
         except UserError as error:
             raise UserError(f"{where}: {error}") from error

@@ -29,7 +29,7 @@ from jaxir.storage.files import atomic_directory, check_new_directory, is_bucket
 
 Format = Literal[
     "jaxir", "hf", "st", "t5x", "sentence_transformers", "peft"
-]  # the last name is an alias of st
+]  # "sentence_transformers" is an alias of "st"
 # _WHOLE: kind -> the function that writes its complete folder. _UNFIT: (kind, format that cannot hold it) ->
 # the format that can.
 _WHOLE = {
@@ -181,7 +181,7 @@ def _note_lost_prompts(settings: EncoderSettings, to: Literal["hf", "st"]) -> No
     """Prints which prompts a folder does not store: one of format hf, or a cross-encoder's."""
     before = {"queries": settings.query_prompt, "passages": settings.passage_prompt}
     unused = settings.unused_prompts
-    if to == "st":  # a cross-encoder's folder holds all prompts but the one for passages
+    if to == "st":  # in this format only a cross-encoder's passage prompt is lost
         before, unused = {"passages": settings.passage_prompt}, {}
     prompts = " and ".join(f"{prompt!r} before {texts}" for texts, prompt in before.items() if prompt)
     parts = [f"use it with {prompts}"] if prompts else []

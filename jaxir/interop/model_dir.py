@@ -263,7 +263,7 @@ def check_output(directory: str | Path) -> None:
 
 def write(directory: str | Path, model: StoredModel) -> None:
     """Writes a model directory, local or gs://, with adapters merged; readers refuse it until it is whole."""
-    from jaxir.interop.weights import streaming  # importing Orbax takes a second
+    from jaxir.interop.weights import streaming  # imported here, because Orbax takes a second to import
 
     model = lora.merged(model)
     in_bucket = is_bucket(directory)

@@ -92,7 +92,8 @@ def _text(path: str, lines: Iterable[tuple[int, bytes]], width: int) -> Rows:
             vector = np.array([float(field) for field in fields], np.float32)
         except ValueError:
             vector = np.empty(0, np.float32)
-        if len(vector) != width or any(b"_" in field for field in fields):  # float() accepts 1_0
+        # "_" is refused, because float() would accept 1_0.
+        if len(vector) != width or any(b"_" in field for field in fields):
             raise BadInputError(path, number, f"expected a word and {width} numbers, separated by spaces")
         yield number, name, vector
 

@@ -80,7 +80,7 @@ def _wrap(line: str, width: int, indent: str) -> Iterator[str]:
     empty = True  # the line `part` has no word yet
     for space, unit in _units(line.strip()):
         pieces = [unit]
-        if _columns(indent + unit) > width:  # longer than a line, so it may be broken anywhere
+        if _columns(indent + unit) > width:  # the unit is longer than a line: break it anywhere
             pieces = list(unit)
         for piece in pieces:
             if not empty and _columns(part + space + piece) > width:

@@ -85,7 +85,7 @@ class Searcher:
             return cls._of_weights(loaded, model, dtype=dtype, weights=weights)
         if loaded.query_kind == "token_vectors" or loaded.info.fde is not None:
             return cls._of_tokens(loaded, model, dtype=dtype, weights=weights)
-        from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX
+        from jaxir.retrieval.encoding.text_encoder import DualEncoder  # imports JAX, so only if needed
 
         encoder = DualEncoder.load(model, dtype=dtype, weights=weights or loaded.info.weights)
         loaded.require_model(encoder.fingerprint, *encoder.made_by)
@@ -93,7 +93,8 @@ class Searcher:
 
     @classmethod
     def _of_weights(cls, index: Index, model: str, *, dtype: Dtype, weights: Scheme | None) -> Searcher:
-        from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder  # imports JAX
+        # Imports JAX, so only if needed.
+        from jaxir.retrieval.encoding.sparse_text_encoder import SparseEncoder
 
         if weights is not None:
             raise UserError("a sparse encoder is not quantised: leave out --weights")

@@ -115,7 +115,7 @@ async def _invalid(request: Request, error: RequestValidationError) -> JSONRespo
         return _problem(request, 400, "the request's body is not valid JSON")
     where = ".".join(map(str, first["loc"][1:]))
     sentence = f"{where}: {first['msg']}" if where else first["msg"]
-    if isinstance(error.body, bytes):  # refuse other content types, which a page of any site could send
+    if isinstance(error.body, bytes):  # not JSON's content type: a page of any site could send this
         sentence = "the request needs the header content-type: application/json"
     return _problem(request, _status_of_unfit(request), sentence, where or None)
 

@@ -103,5 +103,5 @@ class Batcher(Generic[J, R]):
             if len(jobs) == 1:
                 return [error]
             if isinstance(error, UserError):
-                return [error] * len(jobs)  # the machine or a setting is wrong, so all jobs fail
+                return [error] * len(jobs)  # the fault is the machine's or a setting's, so all jobs fail
             return [self._attempt([job])[0] for job in jobs]

@@ -11,7 +11,7 @@ from jaxir.retrieval.indexes.base_index import Index
 LONGEST = 80  # maximum number of characters of an example
 READ = 1_000  # number of characters at the start of a text that are split into sentences
 FIRST = 2  # number of first sentences of a text to consider; later sentences need context
-TRIED = 15  # documents to read until one gives an example
+TRIED = 15  # maximum number of documents to try for each example
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\n。！？]+")
 
 

@@ -25,8 +25,8 @@ ROWS = (1, 2, 4, 8, 16)  # possible numbers of rows in a batch
 SHORTEST = 16  # the smallest length of a batch, in tokens
 FINE_UP_TO = 128  # up to this length in tokens, a CPU has a program for each multiple of `SHORTEST`
 FIRST_LENGTH = 64  # length of the shape for short texts that is compiled before the first request
-# Number of padding tokens that take as long as one more batch. On a CPU the tokens take the time, on an
-# accelerator the batches.
+# Number of padding tokens that take as long as one more batch. On a CPU, time grows with tokens; on an
+# accelerator, with batches.
 CALL_TOKENS = {"cpu": 16}
 ACCELERATOR_CALL_TOKENS = 32_768
 Shape = tuple[int, int]  # (rows, length in tokens)

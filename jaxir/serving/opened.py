@@ -38,7 +38,8 @@ def named(spec: str) -> tuple[str, str]:
     """Splits NAME=DIR into (NAME, DIR). A DIR without a name is named after its last part."""
     name, equals, directory = spec.partition("=")
     if not equals or "/" in name:
-        name, directory = Path(os.path.realpath(spec)).name, spec  # Path.resolve fails on link loops
+        # Not Path.resolve, which fails on link loops.
+        name, directory = Path(os.path.realpath(spec)).name, spec
     if not name or not directory:
         raise UserError(f"--index={spec!r} lacks a {'directory' if name else 'name'}; write --index=NAME=DIR")
     return name, directory

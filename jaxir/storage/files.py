@@ -21,7 +21,7 @@ from jaxir.core.installation import how_to_install
 from jaxir.storage.temporary_outputs import remove_directory, temporary_output
 
 BUCKET_SECONDS = 20.0  # time limit for a bucket's first answer, retries included
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # arguments of renameat2
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # constants of the Linux call renameat2
 
 
 def is_bucket(path: str | Path) -> bool:
@@ -108,7 +108,7 @@ def move_tree(source: Path, target: Path) -> None:
     if is_bucket(source):
         import fsspec
 
-        # fsspec caches this object, which etils uses, too.
+        # fsspec caches this object, so etils uses it, too.
         bucket = fsspec.filesystem("gcs", finalize_on_close=True)
         for name in bucket.find(str(source)):
             bucket.mv(name, f"{target}/{name.removeprefix(str(source).removeprefix('gs://') + '/')}")

@@ -26,7 +26,7 @@ from jaxir.storage import fingerprints
 
 _STEPS_AT_ONCE = 1 << 16  # number of steps of an epoch that are computed at once
 _SMALLEST_BLOCK = 100  # after this many steps the rates are met; small, so that short runs meet them
-_LARGEST_BLOCK = 1 << 20  # steps whose order is held in memory (4 MB)
+_LARGEST_BLOCK = 1 << 20  # maximum steps of a block, whose order is held in memory (4 MB)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

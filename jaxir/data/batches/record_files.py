@@ -44,7 +44,7 @@ WRITER_OPTIONS = "group_size:1,uncompressed"
 REMAKE = "make it again with jaxir.prepare records"
 MEND = f"copy it again, or {REMAKE}"
 _AT_ONCE = 1024
-_HEAD, _TEXT = 5, 4  # words of 32 bits in a record's head and in a text's entry
+_HEAD, _TEXT = 5, 4  # number of 32-bit words in a record's head, and in a text's entry
 
 Fields = Mapping[str, Tokens | Numbers]
 

@@ -90,7 +90,7 @@ class StreamDataset(ExampleDataset):
         return piece._batch(np.arange(count), (0, 0), in_order=True)
 
     def _block(self, examples: np.ndarray) -> object:
-        raise NotImplementedError  # a stream has no random access; only `_Piece` has
+        raise NotImplementedError  # only a `_Piece` of the stream has random access
 
 
 class _Piece(ArrayDataset):

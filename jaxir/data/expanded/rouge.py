@@ -45,7 +45,8 @@ def rouge_l(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """
     ours, theirs = np.ascontiguousarray(one.T), np.ascontiguousarray(other.T)
     real = ours != 0
-    # longest[i]: length of the common subsequence of the first i words of `ours` and `theirs` so far.
+    # longest[i]: length of the longest common subsequence of the first i words of `ours` and the words of
+    # `theirs` seen so far.
     longest = np.zeros((len(ours) + 1, ours.shape[1]), np.int32)
     for word in theirs:
         more = np.maximum(longest[1:], longest[:-1] + ((ours == word) & real))

@@ -52,7 +52,7 @@ def folder_of(name: str | Path) -> Path:
         with atomic_directory(folder) as temporary:
             counts = _written(opened, temporary, None)
     except UserError:
-        if not folder.is_dir():  # else another process has just written it
+        if not folder.is_dir():  # if the folder exists by now, another process has written it
             raise
         return folder
     collector.report()

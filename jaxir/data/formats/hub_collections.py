@@ -28,7 +28,8 @@ _COLUMNS = {
 }
 
 
-Needed = Callable[[str, dict[str, hub_layout.Splits], "str | None"], list[str]]  # files to download
+# Returns the files to download.
+Needed = Callable[[str, dict[str, hub_layout.Splits], "str | None"], list[str]]
 
 
 class StoredCollection(NamedTuple):

@@ -66,7 +66,8 @@ class OnBadInput:
         self.skipped: collections.Counter[str] = collections.Counter()
         self.noted: collections.Counter[str] = collections.Counter()
         self._first: dict[str, str] = {}
-        # Kind -> set of (PATH:LINE, detail) of odd records. A set, because some files are read several times.
+        # Kind -> set of (PATH:LINE, detail) of odd records. It is a set, because some files are read several
+        # times.
         self._odd: dict[str, set[tuple[str, str]]] = {}
 
     def record(self, path: str | Path, line: int | None, kind: str, detail: str = "") -> None:

@@ -158,7 +158,8 @@ class Ids:
     """Assigns one id to each text of a file; raises MalformedRecord for an id with two texts."""
 
     def __init__(self) -> None:
-        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}  # hash and first line of the text
+        # (kind, id) -> hash and first line of the text.
+        self._text_of: dict[tuple[str, str], tuple[int, int]] = {}
         self._id_of: dict[tuple[str, int], str] = {}
 
     def of(self, kind: str, identifier: str, text: str, line: int) -> str:

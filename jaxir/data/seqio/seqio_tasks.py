@@ -24,7 +24,8 @@ from jaxir.storage.fingerprints import ValuesHash
 if TYPE_CHECKING:
     from jaxir.data.sets.pair_sources import PairSource
 
-SHUFFLE_BUFFER = 1 << 16  # examples; the buffer may hold examples of two consecutive epochs
+# Number of examples in the buffer, which may hold examples of two consecutive epochs.
+SHUFFLE_BUFFER = 1 << 16
 # For the fingerprint of a task that jaxir did not register, files of at most 4 GB in all are hashed
 # completely, larger files in pieces. The first examples are hashed, too, because preprocessors change what is
 # read.

@@ -62,7 +62,7 @@ def pairs_of_dataset(
         one = next(iter(names))
         raise UserError(f"data has the splits {', '.join(names)}: give one, such as data[{one!r}]")
     if names is None and hasattr(data, "take") and (first := next(iter(data.take(1)), None)) is not None:
-        names = list(first)  # a stream of files may have no schema
+        names = list(first)  # take names from the first row, because a stream of files may have no schema
     if not names or not hasattr(data, "__iter__"):
         raise UserError(f"data must be a datasets.Dataset or IterableDataset with columns, not {data!r:.60}")
     named = {name: column for name, column in columns._asdict().items() if column is not None}

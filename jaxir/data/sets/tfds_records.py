@@ -40,7 +40,7 @@ def read_tfds(
     except tfds.core.registered.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         raise UserError(f"TFDS has no data set {name!r}{suggest(name.partition('/')[0], known)}") from error
-    except (ValueError, AssertionError) as error:  # an unknown configuration or version
+    except (ValueError, AssertionError) as error:  # raised for an unknown configuration or version
         dataset, _, config = name.partition("/")
         known = tfds.builder_cls(dataset).builder_configs
         if re.fullmatch(r"\w+", config) and config not in known:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# The end of a sentence: a line end; or ., ! or ?, closing quotes or brackets, and space before a possible
-# sentence start; or a Chinese or Japanese full stop, which needs no space after it.
+# A sentence ends at a line end; at ., ! or ? with closing quotes or brackets, if space and a possible
+# sentence start follow; or at a Chinese or Japanese full stop, even without a space.
 _END = re.compile(
     r"""\s*\n\s* | (?<=[.!?])["'”’»)\]]*\s+(?=["'“‘«(\[]*[^\W_a-z]) | (?<=[。！？])["”’」』）]*\s*""",
     re.VERBOSE,

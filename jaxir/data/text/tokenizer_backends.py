@@ -141,7 +141,7 @@ def read_tokenizer_json(
     spec = read_json(directory, files, JSON)
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(files[JSON])
-    except Exception as error:  # the library raises bare Exception and ValueError
+    except Exception as error:  # the library raises Exception itself, and ValueError
         raise UserError(f"{directory / JSON} is not a tokenizer ({error}): replace the file") from error
     special = read_json(directory, files, "special_tokens_map.json")
 

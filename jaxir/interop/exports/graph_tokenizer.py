@@ -143,7 +143,7 @@ def require_tensorflow_text() -> None:
     """Imports TensorFlow Text, whose operations the graph contains."""
     try:
         import tensorflow_text  # noqa: F401
-    # For example NotFoundError, if TensorFlow Text was built for another TensorFlow.
+    # TensorFlow raises e.g. NotFoundError if TensorFlow Text was built for another TensorFlow.
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(

@@ -28,7 +28,7 @@ _NUM_CHARACTERS = 0x110000
 _CHARACTERS = [chr(c) for c in range(_NUM_CHARACTERS) if not 0xD800 <= c < 0xE000]
 _STOP = chr(0xD800)  # a surrogate, so never in a text; marks on its two sides are sorted separately
 _BLOCK = 256  # characters that are given to the library at a time
-_NO_LIMIT = 1 << 20  # bytes of a word; longer words are replaced beforehand
+_NO_LIMIT = 1 << 20  # maximum bytes of a word, never reached, because longer words are replaced beforehand
 # Each character becomes a list of items, int32: order * _ORDER + kind * _KIND + code point.
 _KIND, _ORDER = 1 << 21, 1 << 23
 _IN_WORD, _ALONE, _BOUNDARY, _DROPPED = range(4)
@@ -71,8 +71,10 @@ class WordPiece:
 
         if not self._added:
             return tf.RaggedTensor.from_tensor(texts[:, None]), None
-        names = sorted(self._added, key=len, reverse=True)  # prefer the longest of several at one position
-        # tensorflow_text.regex_split stops at NUL. Valid text never contains the byte 0xFF.
+        # If several match at one position, the longest wins.
+        names = sorted(self._added, key=len, reverse=True)
+        # Mark tokens by the byte 0xFF, which valid text never contains, because tensorflow_text.regex_split
+        # stops at NUL.
         marked = tf.strings.regex_replace(texts, "|".join(map(re.escape, names)), b"\xff\\0\xff")
         parts = tf.strings.split(marked, b"\xff")
         flat = parts.flat_values

@@ -71,8 +71,8 @@ def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators)
     constraints = [] if longest is None else [f"L <= {longest}"]
     shape = jax.export.symbolic_shape("B, L", constraints=constraints)
     given = [jax.ShapeDtypeStruct(shape, jnp.int32)] * len(inputs_of(program))
-    # jax2onnx traces with replacements of jax.numpy, which break shape checks and some of our shapes. A
-    # traced program has only primitives.
+    # Trace the program before jax2onnx does. jax2onnx replaces functions of jax.numpy, which breaks shape
+    # checks and some shapes; a traced program has only primitives.
     try:
         with named():
             traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))

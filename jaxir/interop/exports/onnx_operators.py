@@ -16,9 +16,9 @@ import numpy as np
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Above this ratio of the largest column to the median one, int8 loses two bits of the other columns.
+# If the largest column exceeds the median one by this factor, int8 loses two bits of the other columns.
 _UNEVEN = 5
-_INT32 = 6  # ONNX's number of the type
+_INT32 = 6  # ONNX's number for the type int32
 SHAPE = "jaxir.shape"  # key of a value's true shape in its `meta`; jax2onnx changes some shapes later
 ONNX_RUNTIME = "com.microsoft"  # the domain of ONNX Runtime's own operators
 # The logit of a masked key is minus this number, as in `attention`.
@@ -248,7 +248,7 @@ def register() -> None:
 
     if "jaxir.linear" in PLUGIN_REGISTRY:
         return
-    import_all_plugins()  # before its operators are replaced
+    import_all_plugins()  # must come first, because some of its operators are replaced below
     for name, write in _OPERATORS.items():
         PLUGIN_REGISTRY[f"jaxir.{name}"] = plugin(_Operator, write)
     for name, better in {"reshape": _Reshape, "broadcast_in_dim": _Broadcast}.items():

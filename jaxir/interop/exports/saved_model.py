@@ -38,7 +38,8 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 LENGTHS = tuple(n for i in range(4, 15) for n in (1 << i, 3 << (i - 1)) if n != 24)
 
 
-_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")  # the first that exists is the default
+# The first of these that a model has is its default signature.
+_DEFAULTS = ("search", "query", "score", "query_ids", "score_ids")
 
 
 def write(

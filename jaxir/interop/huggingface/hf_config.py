@@ -36,7 +36,7 @@ def parse(content: Any, path: Path) -> tuple[BackboneConfig, int]:
     for ours, theirs in codec.entries.items():
         entry = _entry(theirs)
         fields[ours] = _read(content, entry, path)
-        if entry.name in content:  # checked now, because making a huge model would take long to fail
+        if entry.name in content:  # check values now: a wrong huge value would fail only after a long time
             check_value(f"{path}: {entry.name}", fields[ours], hints.get(ours, Any))
     try:
         config = kind(**codec.implied | fields | codec.read_more(content, pad_id))

@@ -60,7 +60,7 @@ def is_one(directory: Path) -> bool:
         raise UserError(
             f"{path}: architectures must be a list of names, and id2label an object of labels; correct it"
         )
-    # transformers writes no labels if there are two.
+    # transformers writes no labels into config.json if there are two.
     count = content.get("num_labels", 2) if labels is None else len(labels)
     return architectures[0].endswith("ForSequenceClassification") and count == 1
 
@@ -185,7 +185,7 @@ def write(directory: Path, model: StoredModel) -> None:
     content |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if settings.reads != "pair":
         content[_READS] = settings.reads
-    # jaxir's scores are logits.
+    # Let sentence-transformers return logits, as jaxir does.
     content["sentence_transformers"] = {"activation_fn": _LOGIT}
     tensors = hf.tensors_of(config.backbone, hf.encoder_of(model.params), pad_id=pad_id)
     tensors = {f"{head.prefix}{name}": value for name, value in tensors.items()}

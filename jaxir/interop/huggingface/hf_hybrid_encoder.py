@@ -22,10 +22,10 @@ from jaxir.models import layers
 from jaxir.models.dual_encoder import DualEncoderConfig
 from jaxir.models.hybrid_encoder import HybridEncoderConfig, HybridPooling
 
-_LENGTH = 512  # maximum number of tokens of a text without a modules.json, as in FlagEmbedding 1.4
+_LENGTH = 512  # maximum tokens per text if there is no modules.json, as in FlagEmbedding 1.4
 _SPARSE, _TOKENS = hub_files.HYBRID_HEADS
 _UNKNOWN = ("<unk>", "[UNK]")
-# Kinds of models that one head makes -> the name of the head's configuration, and of its parameters.
+# Kind of model that a single head is -> name of the head's configuration, and name of its parameters.
 _VIEWS = {
     "dual_encoder": ("dense", "encoder."),
     "sparse_encoder": ("lexical", "token_weight."),
@@ -107,7 +107,7 @@ def with_new_heads(model: StoredModel, *, dimension: int | None, seed: int, wher
         token_dimension=dimension or width,
         pooling=of_text,
         adapters=config.adapters,
-        **({} if model.tokenizer is None else special_tokens(model.tokenizer)),  # planning has no tokenizer
+        **({} if model.tokenizer is None else special_tokens(model.tokenizer)),  # it is None in planning
     )
     params = {name: x for name, x in model.params.items() if name.startswith("encoder.")}
     keys = jax.random.split(jax.random.key(seed))

@@ -74,7 +74,7 @@ def read(directory: Path) -> StoredModel:
     encoder, tokenizer = hf.read(directory)
     config, head = _read_head(directory, config, encoder)
     params = encoder.in_model | head
-    for name, value in params.items():  # words that a damaged model fills in may look right
+    for name, value in params.items():  # a damaged model must fail here, as its words may look right
         if not np.isfinite(np.asarray(value)).all():
             raise UserError(f"{directory} is damaged: {name} has a number that is not finite; copy it again")
     length = config.backbone.max_positions or hf.DEFAULT_LENGTH

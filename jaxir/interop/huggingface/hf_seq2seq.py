@@ -34,7 +34,7 @@ def read(directory: Path) -> StoredModel:
     names = found.keys()
     if not any(name.startswith("decoder.block.") for name in names):
         raise UserError(f"{directory}: its weights have no decoder; give a complete T5")
-    # Folders may hold the token table under a second name.
+    # A folder may hold the token table a second time under the head's name; then there is no head.
     has_head = _HEAD in names and not _are_equal(found[_HEAD], encoder.params["token.embedding"])
     config = _config(path, content, encoder.config, has_head=has_head)
     if has_head and config.tied:
@@ -106,7 +106,7 @@ def write(directory: Path, model: StoredModel) -> None:
     tensors: dict[str, Any] = hf.tensors_of(config.backbone, hf.encoder_of(params), pad_id=0)
     tensors |= hf.tensors_of_part(_weights(config), _shapes(config), params)
     if config.tied and not config.scaled:
-        tensors[_HEAD] = tensors[_TABLE]  # without a head transformers 4 draws one at random
+        tensors[_HEAD] = tensors[_TABLE]  # if the file has no head, transformers 4 makes a random one
     write_json(directory / "config.json", content)
     write_tensors(directory / SINGLE, tensors)
     hf.save_tokenizer(directory, model, model.settings.passage_max_length)

@@ -29,7 +29,7 @@ _PIPELINES = {
     "multi_vector_encoder": "feature-extraction",
 }
 _RECIPES = {"config.gin": "gin", "recipe.py": "python"}
-# Settings of run.json in the order of the card; the others are hashes.
+# Settings of run.json that the card shows, in this order; the other settings are hashes.
 _SETTINGS = ("data", "dev", "objective", "optimizer", "steps", "batch_size", "seed")
 # Finds the directories before a file's name in a recipe.
 _ABSOLUTE = re.compile(r"""(?<=["'])(?:/|~/)[^"']*/(?=[^"'/]+["'])""")
@@ -82,7 +82,7 @@ class _Run(NamedTuple):
     recipe: str = ""
     language: str = ""
     base: str = ""  # the st: or hf: name of the model from which the run started
-    datasets: Sequence[str] = ()  # names on the hub
+    datasets: Sequence[str] = ()  # names of the run's data sets on the hub
 
 
 def write(

@@ -24,7 +24,7 @@ from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.weights import read_json
 from jaxir.models.dual_encoder import DualEncoderConfig, Pooling
 
-_DEFAULT_LENGTH = 512  # maximum number of tokens per text
+_DEFAULT_LENGTH = 512  # maximum number of tokens per text of an `hf:` dual encoder
 _OF_TOKENS = {
     "hybrid_encoder": "token weights and token vectors",
     "multi_vector_encoder": "token vectors",
@@ -44,7 +44,7 @@ def prefixed(name: str) -> str | None:
     return f"st:{name}" if not found["owner"] or _has_modules(name) else f"hf:{name}"
 
 
-@functools.cache  # a command opens the same name several times
+@functools.cache  # cached, because a command opens the same name several times
 def _has_modules(name: str) -> bool:
     return hub.has_modules(name)
 

@@ -228,7 +228,7 @@ def _params_of_towers(config: DualEncoderConfig, params: list[dict[str, Any]]) -
     return found
 
 
-_Part = tuple[str, dict[str, Any]]  # a module's kind, and what its writer needs
+_Part = tuple[str, dict[str, Any]]  # a module's kind, and the arguments of the function that writes it
 
 
 def _is_shared(config: DualEncoderConfig, part: _Part) -> bool:
@@ -255,7 +255,7 @@ def parts_of(model: StoredModel, tower: str) -> list[_Part]:
     kinds = {"dense": "Dense", "layer_norm": "LayerNorm", "normalize": "Normalize"}
     for i, module in enumerate(config.after_pooling):
         if module.kind == "truncate" and i == len(config.after_pooling) - 1:
-            continue  # truncation is not a module but the folder's truncate_dim
+            continue  # truncation is no module, but the setting truncate_dim of the folder
         if module.kind == "truncate":
             raise UserError(
                 "a sentence-transformers folder truncates only the last vector: export to onnx or saved_model"

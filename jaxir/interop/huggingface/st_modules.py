@@ -110,7 +110,7 @@ def read_layer_weights(directory: Path, num_layers: int) -> tuple[int, np.ndarra
 def read_after_pooling(modules: Sequence[tuple[str, Path]]) -> PooledVector:
     """Reads the modules after the pooling; each is a kind and a folder."""
     projection, found, params, normalized = None, [], {}, False
-    kept = [(kind, folder) for kind, folder in modules if kind != "Dropout"]  # no effect but in training
+    kept = [(kind, folder) for kind, folder in modules if kind != "Dropout"]  # it only acts in training
     for i, (kind, folder) in enumerate(kept):
         if kind == "Normalize":
             path = folder / "config.json"

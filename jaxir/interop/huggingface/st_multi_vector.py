@@ -158,7 +158,7 @@ def _expansion(
     end = named.get("eos_token")
     names = [token] if token else [end.get("content") if isinstance(end, dict) else end]
     found = tokenizer.mask_id if token is None else None
-    if found == 0:  # PyLate makes the mask token the padding token
+    if found == 0:  # 0 is padding; PyLate uses the mask token as padding token
         found = PADDING_TOKEN
     if found is None:
         found = next((tokenizer.id_of(name) for name in names if name), None)

@@ -41,11 +41,11 @@ from jaxir.models.word_vectors import WordVectorsConfig
 
 STATIC, CODES, POOLING = "SparseStaticEmbedding", "SparseAutoEncoder", "SpladePooling"
 _TRANSFORMERS = ("Transformer", "MLMTransformer")
-_TASKS = {"MLMTransformer": "fill-mask"}  # the task of a Transformer whose settings name none
-_TOKEN_MODULES = ("Dense", "Normalize", "Dropout")  # between an encoder and its SpladePooling
+_TASKS = {"MLMTransformer": "fill-mask"}  # default task of a Transformer, by its kind
+_TOKEN_MODULES = ("Dense", "Normalize", "Dropout")  # modules that may be between an encoder and SpladePooling
 _TABLE = "encoder.table.embedding"
 _STEPS = "stats_last_nonzero"  # for each code, the training steps since it was last used
-_UNLIMITED = 1_000_000  # maximum number of tokens of a tokenizer without a limit
+_UNLIMITED = 1_000_000  # stands for no limit of tokens per text
 
 Modules = list[tuple[str, Path]]
 
@@ -127,7 +127,7 @@ def _without_normalize(modules: Modules) -> tuple[Modules, bool]:
     """Returns the modules without a Normalize of the sparse vector at the end, and whether there is one."""
     if not modules or modules[-1][0] != "Normalize":
         return modules, False
-    st_modules.read_after_pooling(modules[-1:])  # checks that it reads the vectors of texts
+    st_modules.read_after_pooling(modules[-1:])  # raises if this Normalize reads anything but texts' vectors
     return modules[:-1], True
 
 
@@ -223,7 +223,7 @@ def _read_codes(directory: Path, modules: Modules) -> StoredModel:
         "codes.last_nonzero": np.zeros(len(kernel), np.float32),
     }
     if (folder / SINGLE).is_file() and _STEPS in tensors:
-        with safetensors.safe_open(folder / SINGLE, "np") as file:  # `read_tensors` reads no whole numbers
+        with safetensors.safe_open(folder / SINGLE, "np") as file:  # because `read_tensors` refuses integers
             params["codes.last_nonzero"] = file.get_tensor(_STEPS).astype(np.float32)
     return StoredModel(
         config=SparseCodesConfig(**of_dense, codes=codes),

@@ -22,7 +22,7 @@ _SPARSE, _DENSE = "sentence_transformers.sparse_encoder.models", "sentence_trans
 _OF_SPARSE = ("MLMTransformer", POOLING, CODES, STATIC)
 _TOKENS = "token_embeddings"
 
-Listed = list[tuple[str, str]]  # the kind and the path of each module
+Listed = list[tuple[str, str]]  # (kind, path) of each module
 
 
 def write(directory: Path, model: StoredModel) -> None:
@@ -158,10 +158,12 @@ def _write_codes(directory: Path, model: StoredModel, prefix: str) -> Listed:
     params = {key: np.asarray(value) for key, value in hf.encoder_of(model.params, "codes.").items()}
     kernel = np.ascontiguousarray(params["linear.kernel"].T)
     tensors = {
-        "decoder.linear.weight": kernel,  # the encoder shares it, and sentence-transformers writes one name
+        # Also the encoder's kernel; sentence-transformers only writes this name.
+        "decoder.linear.weight": kernel,
         "pre_bias": params["pre_bias"],
         "latent_bias": params["bias"],
-        "stats_last_nonzero": params["last_nonzero"],  # torch makes whole numbers of them
+        # Float32 here; torch converts them to integers when it loads them.
+        "stats_last_nonzero": params["last_nonzero"],
     }
     write_tensors(directory / name / SINGLE, tensors)
     return [*listed, (CODES, name)]

@@ -30,7 +30,7 @@ from jaxir.storage.temporary_outputs import temporary_directory
 
 _JSON, _CONFIG = "tokenizer.json", "tokenizer_config.json"
 _TABLE = "embedding.weight"
-_LENGTH = 2048  # maximum number of tokens per text of sentence-transformers' folders without a limit
+_LENGTH = 2048  # maximum tokens per text of a sentence-transformers folder that states none
 _MODEL2VEC_LENGTH = 512  # model2vec's default
 
 
@@ -108,7 +108,7 @@ def _tokenizer(directory: Path, *, ignores_unknown: bool) -> Tokenizer:
     content |= {"post_processor": None, "padding": None, "truncation": None}
     backend = tokenizers.Tokenizer.from_str(json.dumps(content))
     unknown = content["model"].get("unk_token")
-    if content["model"].get("unk_id") is not None:  # a unigram model
+    if content["model"].get("unk_id") is not None:  # a unigram model names its unknown token by id
         unknown = backend.id_to_token(content["model"]["unk_id"])
     named = ("[PAD]", "<pad>", backend.id_to_token(0))
     padding = next((token for token in named if token and backend.token_to_id(token) is not None), None)

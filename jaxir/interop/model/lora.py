@@ -55,7 +55,7 @@ def added(
     for name in filter(is_adapter, shapes):
         if name.endswith(".up"):
             params[name] = np.zeros(shapes[name], np.float32)
-        else:  # seeded by name, so that scanned and unscanned layers start equal
+        else:  # seed by the layer's name, so that scanned and unscanned layers start with equal values
             own = jax.random.fold_in(key, zlib.crc32(name.encode()))
             params[name] = np.asarray(initial_down(own, shapes[name]))
     return dataclasses.replace(model, config=config, params=params)

@@ -42,13 +42,14 @@ def checkpoint_of(spec: str | Path) -> Path | None:
     for left in reversed(range(ATTEMPTS)):
         steps = checkpoint_steps(checkpoints)
         if not steps:
-            if left:  # a listing may miss a checkpoint that is replaced meanwhile
+            if left:  # list again: a listing may miss a checkpoint that is replaced meanwhile
                 time.sleep(0.02)
                 continue
             raise UserError(f"{checkpoints}: no checkpoint in it yet; wait for the run, or resume it")
         if not (best.exists() or os.path.lexists(best)):
             *older, newest = (checkpoints / str(step) for step in steps)
-            # A trainer may not have written best.json for the newest checkpoint yet.
+            # For the newest checkpoint, the trainer may not have written best.json yet, so look at older
+            # ones.
             if any(map(_was_evaluated, older)):
                 _say_once(
                     f"warning: {best} is missing: the newest checkpoint, {newest}, is used, which may not be"
@@ -134,7 +135,8 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     whole = isinstance(record, dict) and isinstance(record.get("settings"), dict)
     if not whole or not fits(record.get("dev_value"), float | None):
         raise Damaged(f"{path} is damaged: not the record of a checkpoint; copy the checkpoint again")
-    if record != sealed(record) and "checksums" in record:  # older versions wrote neither of the two
+    # Older versions wrote neither checksums nor this SHA-256.
+    if record != sealed(record) and "checksums" in record:
         raise Damaged(f"{path} is damaged: it does not match its sha256; copy the checkpoint again")
     if record.get("step") != int(checkpoint.name):
         raise Damaged(f"{path} is damaged: it is the record of another step; copy the checkpoint again")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 
 Index = tuple[slice, ...]
-_AT_ONCE = 1 << 26  # bytes of an array as float32 that are read at a time
+_AT_ONCE = 1 << 26  # bytes, as float32, that are read at a time
 
 
 class LazyArray:

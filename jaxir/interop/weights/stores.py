@@ -30,7 +30,8 @@ def spec(directory: str | Path) -> dict[str, Any]:
     if is_bucket(directory):
         bucket, _, path = str(directory).removeprefix("gs://").partition("/")
         return {"driver": "gcs", "bucket": bucket, "path": f"{path}/" if path else ""}
-    return {"driver": "file", "path": f"{Path(directory).resolve()}/"}  # TensorStore refuses ".."
+    # Resolved, because TensorStore refuses "..".
+    return {"driver": "file", "path": f"{Path(directory).resolve()}/"}
 
 
 def read(path: Path) -> bytes | None:

@@ -19,7 +19,8 @@ from jaxir.storage import checksums
 _ZIP, _LEGACY = b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _PICKLE, _ORDER = "data.pkl", "byteorder"
 _PIECE = 1 << 20  # bytes read at a time
-_LOCAL_HEADER = struct.Struct("<4s22xHH")  # signature and lengths of name and extra field, before a member
+# Header of a member: signature, length of name, length of extra field.
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 
 def open_file(path: Path) -> dict[str, LazyArray]:

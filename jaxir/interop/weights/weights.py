@@ -17,7 +17,8 @@ from jaxir.storage.files import inside
 from jaxir.storage.json_files import read_json
 
 SINGLE = "model.safetensors"
-_FLOATS = ("F64", "F32", "F16", "BF16")  # integers are ids, or quantised weights without their scale
+# Supported types; integers would be ids, or quantised weights without scales.
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _GIT_LFS = b"version https://git-lfs"
 
 

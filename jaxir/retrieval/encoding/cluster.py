@@ -65,7 +65,7 @@ class Cluster:
         """Connects to HOST:PORT or "auto". From then on, this process leaves accelerators to the cluster."""
         require("ray", "ray", "pandas", "pyarrow")
         try:
-            if address != "auto":  # Ray itself would retry for minutes
+            if address != "auto":  # check the address first, because Ray would retry for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             import jax
@@ -167,7 +167,7 @@ def _source(windows: Callable[[], Iterable[Any]]) -> Any:
     directory = Path.cwd()
 
     def read() -> Iterator[pa.Table]:
-        os.chdir(directory)  # relative paths start in the command's directory
+        os.chdir(directory)  # so that relative paths mean the same as in the command
         remaining = iter(windows())
         while (window := _or_error(lambda: next(remaining, None))) is not None:
             yield _packed(window)
@@ -175,7 +175,7 @@ def _source(windows: Callable[[], Iterable[Any]]) -> Any:
                 return
 
     class Windows(Datasource):
-        supports_distributed_reads = False  # the files are on this machine
+        supports_distributed_reads = False  # the files are only on this machine
 
         def estimate_inmemory_data_size(self) -> None:
             return None

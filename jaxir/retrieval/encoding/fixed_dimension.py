@@ -100,7 +100,7 @@ def fixed_dimensions(
 
 
 class _Drawn(NamedTuple):
-    planes: np.ndarray  # [D, R bits]
+    planes: np.ndarray  # [D, R bits], the normal vectors of the hyperplanes
     projections: np.ndarray | None  # [D, R p], signs / sqrt(p); None: tokens stay as they are
     sketch: Any  # sparse [R 2^bits p, F]; None: no final projection
 

@@ -42,7 +42,7 @@ class Bm25Index(KeywordIndex):
 
     def __init__(self, info: IndexInfo, ids: list[str], documents: Documents | None, directory: Path):
         super().__init__(info, ids, documents)
-        # `mmap`: the arrays stay readable after the directory was removed or replaced.
+        # Memory-mapped arrays stay readable after the directory was removed or replaced.
         self._words = _bm25s().BM25.load(directory, mmap=True)
 
     def _save_engine(self, directory: Path) -> None:

@@ -215,7 +215,7 @@ class DatabaseIndex(VectorIndex):
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         collection, first = self._changeable(), self.info.settings["next_row"]
-        collection.delete_from(first)  # rows of an interrupted `add`
+        collection.delete_from(first)  # removes rows that an interrupted `add` left
         collection.insert(shards, first, cosine=self.info.similarity == "cosine")
         collection.require_count(len(self.ids) + len(ids))
         rows = np.concatenate([self._rows, np.arange(first, first + len(ids))])

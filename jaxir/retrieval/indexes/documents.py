@@ -39,7 +39,7 @@ class Documents:
         """Returns a document; raises a KeyError for an unknown id, a DamagedError for a changed file."""
         try:
             line = self._line(int(self._offsets[self._row_of[doc_id]]))
-            # Python's parser accepts NaN and infinities, which are not JSON.
+            # Read NaN and infinities, which Python's parser accepts but JSON does not have, as null.
             title, text, *metadata = json.loads(line, parse_constant=lambda _: None)
         except (TypeError, ValueError):
             what = f"the document {doc_id!r} cannot be read; build the index again with jaxir.index"
@@ -88,7 +88,8 @@ class Documents:
                     stored = [document.title, document.text]
                     stored += [document.metadata] if document.metadata is not None else []
                     line = json.dumps(stored, ensure_ascii=False)
-                    file.write(line.encode(errors="replace") + b"\n")  # metadata may hold surrogates
+                    # Replaces unpaired surrogates, which metadata may hold.
+                    file.write(line.encode(errors="replace") + b"\n")
         _check_none([ids[row] for row in np.flatnonzero(offsets < 0)], corpus, len(wanted))
         with (directory / _OFFSETS).open("wb") as file:
             write_npy(file, [offsets])
@@ -100,7 +101,7 @@ def check_corpus(corpus: str | Path, stored: StoredEmbeddings) -> None:
     check_readable(path)
     if stat.S_ISFIFO(path.stat().st_mode) or sha256_of(path) == stored.info.input_sha256:
         return
-    if has_lines(path):  # the ids are line numbers, which are the same in any file
+    if has_lines(path):  # ids are line numbers, so they cannot tell whether this is the file
         raise UserError(
             f"{corpus} is not the file that was encoded ({stored.info.input_name}), whose line numbers are"
             " the ids: give that file"

@@ -35,7 +35,8 @@ CPU_SCORES = 1 << 21
 CPU_BLOCK, CPU_BLOCK_PER_ANSWER = 4096, 64  # vectors compared at a time on a CPU: max(4096, 64 k)
 RESCORED = 1 << 18  # vector components that are compared again at a time; few enough for the cache
 ALIGNMENT = 64  # parts of the rows begin at multiples of this: JAX reads aligned memory without a copy
-_merge_lock = threading.Lock()  # threads must start collectives in the same order on all devices
+# Lets one thread at a time start collectives, so that all devices get them in the same order.
+_merge_lock = threading.Lock()
 
 
 class Block(NamedTuple):
@@ -175,7 +176,7 @@ class ExactIndex(VectorIndex):
                 return jax.block_until_ready(found) if cpu else found
 
             for block in self._columns(mesh, size) if columns else self._blocks(mesh, size):
-                jax.block_until_ready(before)  # at most two blocks are in flight
+                jax.block_until_ready(before)  # waits, so that at most two blocks are computed at once
                 before = best
                 in_turn = pool.map if cpu else map
                 best = list(in_turn(functools.partial(compare, block), placed, best))

@@ -196,7 +196,7 @@ def build_impact_index(
       sidecar: the process that runs Lucene; None uses the sidecar of this process.
     """
     collector, ids = OnBadInput(on_bad_input), []
-    if isinstance(vectors, Mapping):  # check them before Java starts
+    if isinstance(vectors, Mapping):  # fail on wrong vectors before Java starts
         checked = [SparseVector(i, _checked(f"document {i!r}", v)) for i, v in vectors.items()]
 
     def records() -> Iterator[tuple[str, Mapping[str, int]]]:

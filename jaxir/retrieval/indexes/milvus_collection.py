@@ -250,7 +250,7 @@ class _Embedded:
             ) from None
         except OSError as error:
             raise UserError(f"{path} cannot be opened: {(error.strerror or str(error)).lower()}") from None
-        except Exception as error:  # an error of milvus_lite, json or pyarrow
+        except Exception as error:  # milvus_lite, json and pyarrow raise errors of many types
             raise UserError(f"{path} is damaged: {error}; build the index again") from None
         closing = contextlib.ExitStack()
         sockets = closing.enter_context(temporary_directory())
@@ -258,7 +258,8 @@ class _Embedded:
             closing.close()
             sockets = closing.enter_context(temporary_directory(Path("/tmp")))
         self.uri = f"unix:{sockets}/socket"
-        # Not milvus-lite's own server: it listens on TCP, which every user of the machine could reach.
+        # milvus-lite's own server is not used: it listens on TCP, where every user of the machine could reach
+        # it.
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="milvus")
         unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         server = grpc.server(pool, options=unlimited)

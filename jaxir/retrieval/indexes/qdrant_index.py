@@ -282,7 +282,7 @@ class _Local:
                 f"{path} is open in another process: a local Qdrant serves one process at a time; stop the"
                 " other process, or use a server"
             ) from None
-        except Exception as error:  # an error of json, sqlite3 or pickle
+        except Exception as error:  # json, sqlite3 and pickle raise errors of many types
             raise UserError(
                 f"{path} cannot be opened as a local Qdrant ({error}); build the index again"
             ) from None

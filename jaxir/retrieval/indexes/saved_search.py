@@ -105,7 +105,7 @@ def _in_one_leaf(index: ScannIndex) -> ScannIndex:
     plain = index.without_soar()
     if not index.tuned:
         return plain
-    from jaxir.retrieval.indexes.tuning import Trial, tune  # imports JAX
+    from jaxir.retrieval.indexes.tuning import Trial, tune  # imported here, because it imports JAX
 
     trial = Trial(index.vectors(), index.ids, similarity=index.info.similarity)
     return tune(plain, trial, target=min(trial.recall(index, trial.tuning()), MOST))[0]

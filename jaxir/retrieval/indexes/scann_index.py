@@ -149,7 +149,7 @@ class ScannIndex(VectorIndex):
         with temporary_directory(near) as place:
             self._save_engine(place)
             with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
-                return [vectors]  # a memory map outlives its file
+                return [vectors]  # the memory map stays readable after its file is removed
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
         # Copy what the caller may still change; read-only memory-mapped shards stay on disk.
@@ -233,7 +233,7 @@ class ScannIndex(VectorIndex):
         return scores, ids
 
     def _nearest(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        # For one query, waking other threads costs more than they save.
+        # Search a single query on one thread, because waking other threads costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
         return search(queries, final_num_neighbors=k, **self.candidates(k))

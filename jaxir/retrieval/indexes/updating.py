@@ -174,7 +174,7 @@ def _recall(directory: Path, index: Index) -> Recall | None:
     """Returns the recall of a tuned index after an update, which does not change its searched leaves."""
     if not isinstance(index, ScannIndex) or not index.tuned:
         return None
-    from jaxir.retrieval.indexes.tuning import Trial  # imports JAX
+    from jaxir.retrieval.indexes.tuning import Trial  # imported here, because it imports JAX
 
     with stored_vectors(directory, index.info.settings["storage"], index.outliers) as vectors:
         return Trial(vectors, index.ids, similarity=index.info.similarity).measure(index)

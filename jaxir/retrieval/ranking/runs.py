@@ -136,7 +136,7 @@ def _add(answers: dict[str, float], doc_id: str, score: float, path: str | Path,
 
 def rank(answers: Mapping[str, float]) -> list[str]:
     """Orders documents like trec_eval: by score in float32, then by document id, both descending."""
-    with np.errstate(over="ignore"):  # `write_run` raises for a score that is too large
+    with np.errstate(over="ignore"):  # a score too large for float32 becomes inf; `write_run` raises for it
         scored = [(np.float32(score), doc_id) for doc_id, score in answers.items()]
     return [doc_id for _, doc_id in sorted(scored, reverse=True)]
 

@@ -58,7 +58,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # no free file descriptor: try again, while clients wait
+            except OSError:  # no file descriptor is free: try again, while clients wait
                 time.sleep(0.1)
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
