@@ -123,7 +123,7 @@ def _write(values: dict[str, Any], output: str, text: str, draw: Callable[[Path]
 
 
 def name_models(models: list[str]) -> dict[str, str]:
-    """Returns {name: specification} of models written NAME=MODEL or MODEL, which is then its own name."""
+    """Returns {name: specification} of models written NAME=MODEL, or MODEL, which is then also the name."""
     named: dict[str, str] = {}
     for text in models:
         name, equals, spec = text.partition("=")

@@ -201,7 +201,8 @@ class Bindings:
         return depths
 
     def read(self) -> list[Key]:
-        """Returns the bound parameters of all in `made`, and of the user's `gin.configurable` functions.
+        """Returns the bound parameters of all objects in `made`, and of the user's `gin.configurable`
+        functions.
 
         gin passes bindings to a `gin.configurable` wherever it is called.
         """
@@ -288,7 +289,7 @@ def with_parts(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_selectors(value: Any, rename: Callable[[str], str]) -> Any:
-    """Returns a value with another selector in each reference."""
+    """Returns a value in which `rename` has changed the selector of each reference."""
 
     def renamed(part: Any) -> Any:
         is_reference = isinstance(part, Reference)

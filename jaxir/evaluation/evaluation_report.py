@@ -299,7 +299,7 @@ def _mean(system: System, metric: str) -> float | str:
 
 
 def _comparisons(pairs: Sequence[Pair], systems: Sequence[System], style: Style) -> str:
-    """Returns the comparisons as a table; a row has the values of two systems, or the names of more."""
+    """Returns the comparisons as a table; with two systems a row has their values, with more their names."""
     by_name = {system.name: system for system in systems}
     two = len(systems) == 2
     head = ["metric", pairs[0].baseline, pairs[0].system] if two else ["metric", "system", "against"]

@@ -31,7 +31,7 @@ SHARING_TITLES = {"ade": "ADE", "ade_spl": "ADE-SPL", "sde": "SDE"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the results: all of a cell except the data set and the seed."""
+    """A row of the table of results: everything that defines a cell, except the data set and the seed."""
 
     model: str = ""
     sharing: str = ""

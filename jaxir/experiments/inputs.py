@@ -54,7 +54,7 @@ def of_training_splits(folder: BeirFolder, name: str, bindings: Iterable[str]) -
 
 
 def of_gin_files(files: Iterable[str | Path]) -> dict[str, str]:
-    """Returns hashes of gin files that are not shipped with jaxir, and of those that they include.
+    """Returns hashes of gin files that are not shipped with jaxir, and of the files that they include.
 
     Comments are ignored; files that macros of the gin files name are included (see `of_named`).
     """

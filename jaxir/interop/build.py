@@ -96,7 +96,7 @@ class PretrainedSeq2Seq(CommonOverrides, Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedMultiVector(CommonOverrides, Opened):
-    """A multi-vector encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
+    """A multi-vector encoder to load, or an encoder to turn into one; `build(seed=0)` loads it.
 
     Attributes:
       source: a multi-vector encoder, or a dual encoder with one encoder, in a form that `model_dir.load`
@@ -125,7 +125,7 @@ class PretrainedMultiVector(CommonOverrides, Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedSparse(CommonOverrides, Opened):
-    """A sparse encoder to load, or an encoder that becomes one; `build(seed=0)` loads it.
+    """A sparse encoder to load, or an encoder to turn into one; `build(seed=0)` loads it.
 
     Attributes:
       source: a sparse encoder, a masked language model (`hf:`), or a dual encoder with one encoder, in a form
@@ -157,7 +157,7 @@ class PretrainedSparse(CommonOverrides, Opened):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PretrainedHybrid(CommonOverrides, Opened):
-    """A hybrid encoder (BGE-M3) to load, or an encoder that becomes one; `build(seed=0)` loads it.
+    """A hybrid encoder (BGE-M3) to load, or an encoder to turn into one; `build(seed=0)` loads it.
 
     Attributes:
       source: a hybrid encoder, or a dual encoder with one encoder, in a form that `model_dir.load` accepts. A

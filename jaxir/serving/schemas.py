@@ -75,7 +75,7 @@ class SearchResponse(BaseModel):
 
 
 class HeadsOfText(BaseModel):
-    """What a hybrid encoder makes of a text: a vector, {token: weight}, and a vector for each token."""
+    """A hybrid encoder's encoding of a text: a vector, {token: weight}, and a vector for each token."""
 
     dense: list[float]
     sparse: dict[str, float]

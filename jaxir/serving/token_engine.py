@@ -19,7 +19,7 @@ TokenEncoder = HybridEncoder | MultiVectorEncoder | SparseEncoder | FixedDimensi
 
 
 class Heads(NamedTuple):
-    """What a hybrid encoder makes of a text.
+    """A hybrid encoder's encoding of a text.
 
     Attributes:
       dense: the vector [D].

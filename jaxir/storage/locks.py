@@ -57,7 +57,7 @@ def locked(directory: Path, refusal: str) -> Iterator[Lock]:
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Locks a local output against other processes while it is written; this process may lock it again."""
+    """Locks a local output against other processes while it is written; calls in a process may nest."""
     place = Path(os.path.realpath(output))
     if place in _WRITTEN:
         yield

@@ -158,7 +158,7 @@ class _Steps:
 
 
 def _check_same(directory: Path, name: str, saved: Tokens | Numbers, wanted: Tokens | Numbers) -> None:
-    """Raises UserError if a field was stored in another form than `wanted`; only the count may differ."""
+    """Raises UserError if a field's stored form is not `wanted`; only the number of items may differ."""
     if (saved.count is None) != (wanted.count is None) or type(saved) is not type(wanted):
         raise UserError(
             f"{directory} has other values in the field {name!r} than the objective reads; {REMAKE}"

@@ -95,7 +95,7 @@ class TableBuilder:
         self._sizes: list[int] = []
 
     def row(self, identifier: str, text: str, example: int = 0) -> int:
-        """Returns the row of the text with this id; raises UserError if the id had another text before."""
+        """Returns the row of the text with this id; raises UserError if the id already has another text."""
         row = self._row_of.setdefault(key_digest(identifier), len(self._row_of))
         if row == len(self._hashes):
             self._hashes.append(hash(text))

@@ -148,7 +148,7 @@ class ExpandedDataset(Dataset):
         seed_and_step: tuple[int, int],
         places: np.ndarray,
     ) -> list[list[np.ndarray]]:
-        """Returns the tokens of the queries chosen for P documents, each with its gold query.
+        """Returns the tokens of the queries that are chosen for each of P documents, given its gold query.
 
         `places` [2, P] has each document's example index in the batch, and its own index in that example.
         """

@@ -38,7 +38,7 @@ class Joiner:
         return [row[self._front :] for row in rows]
 
     def join(self, document: np.ndarray, queries: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the ids of a document, int32 [m], joined with those of `queries`: int32 [n].
+        """Returns the ids of a document (int32 [m]), followed by the ids of `queries`: int32 [n].
 
         Both m and n are at most `document_length`. Without queries the document is returned unchanged.
         """

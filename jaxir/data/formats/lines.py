@@ -272,7 +272,7 @@ def as_integer(text: str) -> int | None:
 
 
 def as_grade(text: str) -> int | None:
-    """Returns a grade as a whole number, else None. Some tools write grades as decimals (1.0)."""
+    """Returns the whole number that a grade spells, also as a decimal (1.0) like some tools; else None."""
     number = as_number(text)
     return int(number) if number is not None and number.is_integer() and abs(number) < 1e18 else None
 

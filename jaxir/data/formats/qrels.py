@@ -81,7 +81,7 @@ def parse_grade(text: str) -> int:
 
 
 def check_grade(qrel: Qrel, text: str) -> Qrel:
-    """Returns the judgement; raises OddRecord if its grade was not written as an integer."""
+    """Returns the judgement; raises OddRecord, with the judgement, if its grade was written as a decimal."""
     if as_integer(text) is None:
         noted = "grades written as decimals, which are read as integers"
         raise OddRecord("the score is not an integer:", repr(text), noted=noted, record=qrel)

@@ -111,7 +111,7 @@ def renumbered(tokens: tf.Tensor, pad_swap: int | None) -> tf.Tensor:
 
 
 def _cut(texts: list[tf.RaggedTensor], room: int) -> list[tf.RaggedTensor]:
-    """Returns the first tokens of each text [B, None], at most `room`; truncates the longer of two first."""
+    """Truncates texts [B, None] to at most `room` tokens together; of two texts, the longer is cut first."""
     import tensorflow as tf
 
     lengths = [text.row_lengths() for text in texts]

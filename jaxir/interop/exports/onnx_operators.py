@@ -52,7 +52,7 @@ class _Graph:
         return self._context.bind_const_for_var(object(), np.asarray(value, dtype))
 
     def bind(self, variable: Any, value: ir.Value) -> None:
-        """Makes a node's output the value of an equation's output."""
+        """Makes a node's output the value of the output variable of a JAX equation."""
         import onnx_ir as ir
 
         value.type = ir.TensorType(ir.DataType.from_numpy(variable.aval.dtype))

@@ -168,7 +168,7 @@ def configuration(name: str) -> Path:
 
 
 def _ask(request: Request, is_enough: Callable[[Path], bool]) -> _Repository | Path:
-    """Returns the hub's listing, or the copy in the cache if the hub is not needed or cannot be reached."""
+    """Returns the hub's list of files, or the cached copy if that is enough or the hub is unreachable."""
     import huggingface_hub
     from huggingface_hub import constants
 

@@ -30,7 +30,7 @@ def check(directory: Path) -> None:
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder of sentence-transformers: the model of documents, and that of queries if it differs."""
+    """Reads a sentence-transformers folder: the model of documents and, if it differs, that of queries."""
     about = st_files.read_config(directory, _KIND)
     sides = st_sparse_chain.chains(directory)
     *queries, documents = (st_sparse_chain.read(directory, modules, about) for modules in sides)

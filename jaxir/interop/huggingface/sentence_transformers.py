@@ -124,7 +124,7 @@ def write(directory: Path, model: StoredModel) -> None:
 
 
 def modules_of_towers(directory: Path) -> tuple[list[_Modules], _Modules]:
-    """Returns the modules of one tower or of two (queries, documents), and those after both."""
+    """Returns the modules of each tower (one tower, or queries and documents), and the modules after both."""
     modules = st_files.modules(directory)
     if not modules or modules[0][0] not in ("Router", "Asym"):
         return [modules], []
@@ -133,7 +133,7 @@ def modules_of_towers(directory: Path) -> tuple[list[_Modules], _Modules]:
 
 
 def check_order(directory: Path, modules: _Modules) -> None:
-    """Checks that the modules of a tower are those of a dense encoder."""
+    """Checks that the modules of a tower make a dense encoder, and are in its order."""
     kinds = [kind for kind, _ in modules]
     static = kinds[:1] == ["StaticEmbedding"]
     first = kinds[:1] if static else [kind for kind in _BEFORE_POOLING if kind in kinds]

@@ -237,7 +237,7 @@ def _check_use(content: dict[str, Any], path: Path, kind: str) -> None:
 
 
 def _created_length(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the maximum number of tokens with which the tokenizer is created."""
+    """Returns the maximum number of tokens that the folder sets when it creates the tokenizer."""
     found = None
     for group in _ARGUMENTS:
         for name, value in _object(content, group, path).items():
@@ -249,7 +249,7 @@ def _created_length(content: dict[str, Any], path: Path) -> int | None:
 
 
 def _called_length(content: dict[str, Any], path: Path) -> int | None:
-    """Returns the maximum number of tokens with which the tokenizer is called."""
+    """Returns the maximum number of tokens that the folder sets in each call of the tokenizer."""
     found, calls = None, _object(content, "processing_kwargs", path)
     for group in ("common", "text"):  # the other groups of settings are for images and chats
         for name, value in _object(calls, group, path).items():

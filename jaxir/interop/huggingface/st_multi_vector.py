@@ -122,7 +122,7 @@ def _known_prefix(tokenizer: Tokenizer, prefix: str) -> str | None:
 
 
 def _of_pylate(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings of the Transformer that PyLate wrote beside it."""
+    """Returns settings of the Transformer that PyLate writes into config_sentence_transformers.json."""
     lengths = ("query_length", "document_length")
     found = {name: about[name] for name in lengths if about.get(name) is not None}
     if "query_expansion" in about:

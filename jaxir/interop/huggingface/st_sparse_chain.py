@@ -51,7 +51,7 @@ Modules = list[tuple[str, Path]]
 
 
 def chains(directory: Path) -> list[Modules]:
-    """Returns the modules of both sides, or of queries and of documents if they differ."""
+    """Returns one list of modules for both sides, or two lists (queries, documents) if these differ."""
     own, after = sentence_transformers.modules_of_towers(directory)
     return [modules + after for modules in own]
 

@@ -89,7 +89,7 @@ def _write_side(directory: Path, model: StoredModel, length: int, *, prefix: str
 
 
 def _write_vectors(directory: Path, model: StoredModel, length: int, prefix: str) -> Listed:
-    """Writes the modules up to the one that makes the sparse vector."""
+    """Writes a side's modules, the last of which makes the sparse vector."""
     config = model.config
     if isinstance(config, SparseStaticConfig):
         name = f"{prefix}0_{STATIC}"

@@ -69,7 +69,7 @@ class EncoderSettings:
         return {n: v for n, v in fields.items() if n not in of_folder or v != of_folder[n]}
 
     def prompt_named(self, name: str, spec: str) -> str:
-        """Returns a prompt of the folder by its name; for others raises a UserError that begins with `spec`.
+        """Returns the folder's prompt `name`; if there is none, raises a UserError that begins with `spec`.
 
         As in sentence-transformers, each model has a prompt for queries and one for documents, even if empty.
         """

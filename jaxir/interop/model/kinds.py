@@ -108,7 +108,7 @@ KINDS = {
 
 
 def register(name: str, kind: Kind) -> None:
-    """Makes a kind of model known, also one outside jaxir: models of `kind.config` can then be stored.
+    """Registers a kind of model, perhaps one outside jaxir, so that models of `kind.config` can be stored.
 
     Args:
       name: the name of the kind in `jaxir.json`.

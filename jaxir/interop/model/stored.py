@@ -294,7 +294,7 @@ def only_in_bfloat16(model: nnx.Module) -> set[tuple[str, ...]]:
 
 
 def _stacked(params: Mapping[str, Any], names: list[str], scan: bool) -> Any:
-    """Returns a stored parameter. For scanned layers, stacks the layers, which are stored one by one."""
+    """Returns a model's parameter. For scanned layers, stacks the layers, which are stored one by one."""
     if not (scan and "layers" in names):
         return params[".".join(names)]
     at = names.index("layers") + 1

@@ -130,7 +130,7 @@ class _WorkerProcess:
 
 
 def _or_error(function: Callable[[], Any]) -> Any:
-    """Returns the function's result or its UserError, which Ray would report in a hundred lines."""
+    """Returns the function's result, or its UserError, which Ray would print as a hundred lines if raised."""
     try:
         return function()
     except UserError as error:
@@ -138,7 +138,7 @@ def _or_error(function: Callable[[], Any]) -> Any:
 
 
 def _packed(value: Any) -> pa.Table:
-    """Returns a table of one row, whose column may exceed 2 GiB."""
+    """Returns a value pickled into a table of one row, of a type that may exceed 2 GiB."""
     import pyarrow as pa
 
     return pa.table({"pickled": pa.array([pickle.dumps(value)], pa.large_binary())})

@@ -10,7 +10,7 @@ LONGEST = 1e19  # maximum norm; inner products are then at most 1e38, and float3
 
 
 class UnusableVectorError(UserError):
-    """Raised for row `row` of checked vectors, which cannot be compared. The message: `subject` `reason`."""
+    """Raised if row `row` of vectors cannot be compared; the message is `subject`, then `reason`."""
 
     def __init__(self, subject: str, row: int, reason: str):
         self.subject, self.row, self.reason = subject, row, reason

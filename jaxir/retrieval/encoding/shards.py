@@ -131,7 +131,7 @@ def shard_files(number: int | Literal["*"]) -> tuple[str, str]:
 
 
 def cut_file(number: int | Literal["*"]) -> str:
-    """Returns the name of the hidden file with the number of a shard's truncated texts."""
+    """Returns the name of the hidden file that counts a shard's truncated texts."""
     return f".cut-{number if number == '*' else f'{number:05d}'}.json"
 
 

@@ -63,7 +63,7 @@ class Expansion:
                 yield identifier, views
 
     def _in_order(self, ids: Sequence[str], on_bad_input: OnBadInput | Policy) -> Iterator[list[str]]:
-        """Yields the queries of each document, in the order of `ids`; the file may have another order."""
+        """Yields each document's queries in the order of `ids`, although the file may have another order."""
         read = read_expansions(self.path, ids, on_bad_input=on_bad_input)
         early: dict[str, list[str]] = {}
         for wanted in ids:

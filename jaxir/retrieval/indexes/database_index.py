@@ -40,7 +40,7 @@ class Collection(Protocol):
         """Raises a UserError if the collection exists."""
 
     def open(self, dimension: int, mark: str | None) -> None:
-        """Raises a UserError if the collection is missing or another index made it (by its mark)."""
+        """Raises a UserError if the collection is missing, or its mark shows that another index made it."""
 
     def create(
         self, vectors: Sequence[np.ndarray], index_type: IndexType, *, cosine: bool, mark: str | None
@@ -136,7 +136,7 @@ class DatabaseIndex(VectorIndex):
 
     @classmethod
     def require_named(cls, uri: str) -> None:
-        """Raises a UserError if the environment variable names another database than a new index's."""
+        """Raises a UserError if the environment variable names a database other than `uri`, a new index's."""
         if is_named(cls.place, uri) is False:
             raise UserError(
                 f"{cls.place} is {os.environ[cls.place]}, where {cls.secret} is sent, but --uri is {uri}:"

@@ -30,7 +30,7 @@ ROWS, VECTORS = "outlier_rows.npy", "outliers.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """Ascending row numbers [A] of outliers (zeros in ScaNN); vectors [A, D], of length 1 for cosine."""
+    """Outliers: ascending row numbers [A] (zeros in ScaNN), and vectors [A, D], of length 1 for cosine."""
 
     rows: np.ndarray
     vectors: np.ndarray

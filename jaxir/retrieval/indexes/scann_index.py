@@ -239,7 +239,7 @@ class ScannIndex(VectorIndex):
         return search(queries, final_num_neighbors=k, **self.candidates(k))
 
     def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
-        """Returns whether one query's results [K] are complete and have no equal scores, like most."""
+        """Returns whether one query's results [K] are complete and have no equal scores, as is usual."""
         if len(values) < k or not (values[1:] < values[:-1]).all():
             return False
         return -np.inf < values[-1] <= values[0] < np.inf and rows.max() < self.info.count

@@ -32,7 +32,7 @@ def read_candidates(run: Run, folder: BeirFolder, *, depth: int) -> Candidates:
 
 
 def texts_of_queries(folder: BeirFolder, wanted: Collection[str], why: str) -> dict[str, str]:
-    """Returns the texts of `wanted` queries by id. The error for a missing query says "which `why`"."""
+    """Returns the texts of `wanted` queries by id. If a query is missing, the error ends with `why`."""
     queries = {query.id: query.text for query in folder.queries() if query.id in wanted}
     if lacking := set(wanted) - queries.keys():
         raise UserError(f"{folder.queries_path} lacks query {min(lacking)!r}, which {why}")

@@ -40,7 +40,7 @@ class Server:
         self._unusable = ""
 
     def run(self) -> None:
-        """Serves forever. The main thread starts Java, because the thread that starts Java must never end."""
+        """Serves forever. The main thread starts Java, because a thread that starts Java must not end."""
         threading.Thread(target=self._accept, daemon=True).start()
         self._java_wanted.wait()
         try:
