@@ -45,7 +45,7 @@ class Rows:
         self._multipliers = np.zeros(self.count, np.float32) if multipliers is None else multipliers
 
     def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns stored vectors [M, D], and factors [M] of scores: the int8 scale, or 1/length for cosine."""
+        """Returns stored vectors [M, D] and factors [M] of scores: the int8 scale, or 1/length for cosine."""
         if start >= stop:
             return np.zeros((0, self.dimension), DTYPES[self.storage][0]), np.zeros(0, np.float32)
         parts, scales = [], []
