@@ -32,7 +32,7 @@ def searched(document: Document, answers_in: AnswersIn) -> str:
 
 
 class AnswerMatcher:
-    """Finds any of one question's answers in texts, as a sequence of full tokens (Karpukhin et al. 2020)."""
+    """Finds a question's answers in texts, each as a sequence of full tokens (Karpukhin et al. 2020)."""
 
     def __init__(self, answers: Sequence[str]):
         self._answers = [joined_tokens(answer) for answer in answers if tokens_of(answer)]

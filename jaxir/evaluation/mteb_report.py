@@ -178,7 +178,7 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 
 
 def _across_tasks(rows: Sequence[Row]) -> Comparison | None:
-    """Compares the models over the tasks, each by the mean over its parts; None for one task."""
+    """Compares the models over tasks (a task's score is the mean over its parts); None for one task."""
     tasks = {row.part.task: [other for other in rows if other.part.task == row.part.task] for row in rows}
     if len(tasks) < 2:
         return None
@@ -252,7 +252,7 @@ def _json(
 
 
 def _distinct(ours: Evaluated, theirs: Evaluated) -> tuple[Evaluated, Evaluated]:
-    """Returns the models with different names."""
+    """Returns both models, renamed if they have the same name."""
     if ours.name != theirs.name:
         return ours, theirs
     ends = [model.revision[:8] for model in (ours, theirs)]

@@ -238,7 +238,7 @@ def _posts(path: Path, collector: OnBadInput) -> dict[str, dict[str, Any]]:
 
 
 def _split_posts(posts: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    """Returns the held-out posts of test and dev, without the duplicates of other held-out posts."""
+    """Returns the held-out posts of test and of dev, leaving out duplicates of other held-out posts."""
     wanted = math.floor(HELD_OUT * sum(bool(post["dups"]) for post in posts.values()) + 0.5)
     held_out: dict[str, list[str]] = {"test": [], "dev": []}
     judged: dict[str, list[str]] = {"test": [], "dev": []}

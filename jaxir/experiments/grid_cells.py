@@ -286,7 +286,7 @@ def check_bindings(bindings: Sequence[str], flags: Mapping[str, str]) -> None:
 
 
 def _check_leaves(method: Method, bindings: Sequence[str]) -> None:
-    """Refuses bindings of names that define a method."""
+    """Refuses bindings of names that the method itself binds."""
     own = {name_of(binding): binding for stage in method.stages for binding in stage.bindings}
     for name in map(name_of, bindings):
         if name in own:

@@ -138,7 +138,7 @@ def compare_rows(results: Results) -> list[Difference]:
 
 
 def common_seeds(results: Results, *places: tuple[Row, str, str]) -> tuple[int, ...]:
-    """Returns the seeds that all (row, data set, metric) have."""
+    """Returns the seeds for which all of `places`, (row, data set, metric), have a score."""
     return tuple(sorted(set.intersection(*(set(results.values.get(place, ())) for place in places))))
 
 

@@ -45,7 +45,7 @@ class Reading(NamedTuple):
 
 
 class Embedded(NamedTuple):
-    """Vectors of N texts (float32 [N, D]), and the number of tokens that the model read of each."""
+    """Vectors of N texts (float32 [N, D]), and for each text the number of tokens that the model read."""
 
     vectors: np.ndarray
     tokens: list[int]

@@ -66,7 +66,7 @@ class Random(Selection):
 @dataclasses.dataclass(frozen=True)
 @checked
 class Top(Selection):
-    """A random one of the k most relevant queries (He et al. 2022, figure 7, "top-k").
+    """One of the k most relevant queries, at random (He et al. 2022, figure 7, "top-k").
 
     Attributes:
       k: number of queries.
@@ -81,7 +81,7 @@ class Top(Selection):
 @dataclasses.dataclass(frozen=True)
 @checked
 class Bottom(Selection):
-    """A random one of the k least relevant queries (He et al. 2022, figure 7, "bottom-k").
+    """One of the k least relevant queries, at random (He et al. 2022, figure 7, "bottom-k").
 
     Attributes:
       k: number of queries.

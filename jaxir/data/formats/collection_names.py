@@ -26,7 +26,7 @@ FORMS = {"beir": "DIR", "hf": "NAME", "ir_datasets": "ID"}
 
 
 def made_kind(name: str) -> str | None:
-    """Returns the kind of a name such as hf:NAME; None for a directory."""
+    """Returns the kind of a collection's name, such as "hf" for hf:NAME; None for a directory."""
     kind, colon, rest = name.partition(":")
     if colon and kind in MADE and not rest:
         raise UserError(f"{name!r} names no data set: write {kind}:{FORMS[kind]}")

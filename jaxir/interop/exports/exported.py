@@ -66,7 +66,7 @@ class ExportedFunction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-    """How a kind of model is exported. `output_note` and `limits_note` are parts of a README's sentences."""
+    """How a kind of model is exported; `output_note` and `limits_note` go into sentences of the README."""
 
     what: str
     output_note: str

@@ -185,7 +185,7 @@ def _changed_characters(normalize: Callable[[str], str]) -> dict[str, str]:
 
 
 def _kinds(pre_tokenize: Callable[[str], list[tuple[str, Any]]], characters: list[str]) -> dict[str, int]:
-    """Returns the kinds of the characters that are words by themselves or separate words."""
+    """Returns the kinds of the characters that are single words or separate words; all others form words."""
     kinds = {}
     for block in _blocks(characters):
         if len(pre_tokenize(f"a{''.join(block)}a")) == 1:

@@ -203,7 +203,7 @@ class _Operator:
 
 
 class _Reshape:
-    """Reshapes to a constant shape if possible: 0 keeps a dimension, -1 is the only other unknown one."""
+    """Reshapes, if possible to a constant shape: 0 keeps a dimension, and one unknown dimension may be -1."""
 
     def __init__(self, usual: Any):
         self._usual = usual

@@ -44,7 +44,7 @@ def check(directory: Path) -> None:
 
 
 def read(directory: Path) -> StoredModel:
-    """Reads a folder. Its modules.json, if there is one, gives lengths and prompts."""
+    """Reads a folder; lengths and prompts come from its modules.json, if it has one."""
     if not is_one(directory):
         raise UserError(f"{directory}: a hybrid encoder has {_SPARSE} and {_TOKENS}; give another model")
     settings = None

@@ -133,7 +133,7 @@ def read_pooler(directory: Path) -> dict[str, np.ndarray]:
 def _read_head(
     directory: Path, config: MaskedLMConfig, encoder: hf.Encoder
 ) -> tuple[MaskedLMConfig, dict[str, np.ndarray]]:
-    """Returns the configuration with `tied` as the weights say, and the head's parameters."""
+    """Returns the configuration, with `tied` set by what the weights hold, and the head's parameters."""
     head: TokenHead = hf_config.codec_of(config.backbone).token_head
     found = {hf.current_name(name): value for name, value in read_tensors(directory).items()}
     for pattern, new in head.renamed:
@@ -167,7 +167,7 @@ def _read_head(
 def _read_bias(
     directory: Path, tensors: Mapping[str, Any], head: TokenHead, size: int, pad_id: int
 ) -> np.ndarray:
-    """Returns the bias of the logits [V]: the decoder's, if the folder has it."""
+    """Returns the bias of the logits [V]: the decoder's, else the head's, else zeros."""
     own = _ending(tensors, f"{head.decoder}.bias")
     if own is not None:
         return _exchanged(tensors[own], pad_id)
@@ -177,7 +177,7 @@ def _read_bias(
 
 
 def _ending(tensors: Mapping[str, Any], end: str) -> str | None:
-    """Returns the name of a tensor that ends with the modules and the leaf `end`."""
+    """Returns the name of the tensor whose name ends with `end`, such as "dense.weight"; else None."""
     return next((name for name in tensors if name == end or name.endswith(f".{end}")), None)
 
 

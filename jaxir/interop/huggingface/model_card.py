@@ -177,7 +177,7 @@ def _inherited(spec: str) -> dict[str, Any]:
 
 
 def _results(run: _Run) -> list[Any]:
-    """Returns the figures as the hub's model-index has them."""
+    """Returns the run's figures in the form of the hub's model-index."""
     from huggingface_hub import EvalResult
 
     return [

@@ -73,7 +73,7 @@ class CommonOverrides:
         return stored.replace_backbone(config, **given)
 
     def change_outputs(self) -> bool:
-        """Whether a change alters the model's outputs, and so its fingerprint."""
+        """Whether one of the changes alters the model's outputs, and so its fingerprint."""
         return False
 
     def apply(self, model: StoredModel, *, seed: int, where: str) -> StoredModel:

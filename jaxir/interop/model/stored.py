@@ -41,7 +41,7 @@ _HASHED_AT_ONCE = 1 << 24  # numbers of a parameter that are read and hashed at 
 
 
 class Base(NamedTuple):
-    """The model whose weights adapters change, which a run and a folder of PEFT only name.
+    """The model whose weights adapters change. A run and a folder of PEFT do not store it, but name it.
 
     Attributes:
       spec: the model, in a form that `model_dir.load` accepts.

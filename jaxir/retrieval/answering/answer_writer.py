@@ -46,7 +46,7 @@ class Reader(Generator):
         num_windows: int = 1,
         on_batch: Callable[[int], Any] | None = None,
     ) -> list[list[str]]:
-        """Returns outputs for the questions number `examples` [N], best first, without empty outputs."""
+        """Returns outputs for the questions with numbers `examples` [N]: best first, no empty outputs."""
         # A row interleaves the passages: the first tokens of all passages, then the second tokens, and so on.
         # Padding added at the end of a row is then split evenly over its passages.
         sources = questions.sources(examples)

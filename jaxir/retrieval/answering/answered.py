@@ -27,7 +27,7 @@ PASSAGES, ANSWER = "passages", "answer"  # the fields of a reader's objective
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AnsweredQuestions(TextData):
-    """The questions of a run, with the passages that the run found, and with answers.
+    """The questions of a run, with their answers and with the passages that the run found.
 
     Attributes:
       run: a TREC run file, of any retriever, for queries of the folder.

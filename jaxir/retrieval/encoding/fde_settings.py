@@ -10,7 +10,7 @@ from jaxir.core.values import Count, checked
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FdeSettings:
-    """One vector for each text of a multi-vector encoder; `fixed_dimension.FixedDimension` has the meaning.
+    """Flags for one vector per text from a multi-vector encoder; see `fixed_dimension.FixedDimension`.
 
     Attributes:
       fde: one vector of this many components for each text of a multi-vector encoder (MUVERA), such as 2560.

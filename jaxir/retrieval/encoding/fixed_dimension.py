@@ -25,7 +25,7 @@ _BLOCK_TOKENS = 4096  # tokens that are encoded at once, for at most some 100 MB
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class FixedDimension:
-    """The settings of `fixed_dimensions`, which `of` completes. Vectors of others must not be compared.
+    """The settings of `fixed_dimensions`; `of` completes them. Do not compare vectors of different settings.
 
     Attributes:
       dimension: F, the number of components of a text's vector.
@@ -46,7 +46,7 @@ class FixedDimension:
     def of(
         cls, dimension: int, token_dimension: int, *, repetitions: int | None = None, **given: int
     ) -> FixedDimension:
-        """Returns settings; without `repetitions` with as few as give `dimension` components."""
+        """Returns settings; without `repetitions`, these are as few as suffice for `dimension` components."""
         once = cls(dimension=dimension, repetitions=1, **given).inner(token_dimension)
         return cls(dimension=dimension, repetitions=repetitions or -(-dimension // once), **given)
 

@@ -145,7 +145,7 @@ def open_embeddings(directory: str | Path, *, tokens: bool = False) -> StoredEmb
 
 
 def has_tokens(directory: str | Path) -> bool:
-    """Returns whether a directory has vectors of tokens; False also if it has no vectors at all."""
+    """Returns whether a directory has vectors of tokens; False, too, if it has no vectors."""
     directory = local_path(directory)
     return (directory / MANIFEST).is_file() and read_info(directory).similarity in MAXSIM
 

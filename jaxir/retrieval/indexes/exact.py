@@ -128,13 +128,13 @@ class ExactIndex(VectorIndex):
         return scores, [[self.ids[row] for row in answers] for answers in rows]
 
     def _may_round(self, k: int) -> bool:
-        """Returns whether bfloat16 products may save work; they need all rows in this process."""
+        """Returns whether bfloat16 products may save time; they need all rows in this process."""
         own = all(d.process_index == jax.process_index() for d in self._partitioner.mesh.devices.flat)
         few = k <= rounding.MOST_ANSWERS and rounding.with_more(k) < self.info.count
         return self._rows.storage == "float32" and own and few and not self._rounds_badly
 
     def _best_by_rounding(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Like `_best`, but compares all vectors in bfloat16 and only the best of them in float32."""
+        """Like `_best`, but compares all vectors in bfloat16, and then only the best ones in float32."""
         rough, ranks = self._best(queries, rounding.with_more(k), columns=True)
         scores = np.empty(rough.shape, np.float32)
         step = max(1, RESCORED // (rough.shape[1] * self.info.dimension))
