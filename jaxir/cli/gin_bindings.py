@@ -244,7 +244,7 @@ class Bindings:
                     yield key, last, value
 
     def text(self) -> str:
-        """Returns the text of a gin file with the bindings that are read; it makes the same objects."""
+        """Returns the bindings that are read, as the text of a gin file that makes the same objects."""
         keys = sorted(self.read(), key=lambda key: (key.selector.split(".")[::-1], key))
         macros = sorted(map(Key.of_macro, self.macros_behind(keys)))
         used = {r.selector for key in keys for r in self.references(self.values[key])}

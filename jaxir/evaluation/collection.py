@@ -40,9 +40,9 @@ class Collection:
       documents: the text of each document, (title + " " + text).strip().
       query_ids: the id of each judged query that has a text.
       queries: the text of each query of `query_ids`.
-      qrels: query id to document id to relevance. It may name queries and documents that do not exist. As in
+      qrels: {query id: {document id: relevance}}. It may name queries and documents that do not exist. As in
         trec_eval, such a document is treated as not retrieved, and such a query scores 0.
-      excluded: query id to the ids of documents that are left out of its results (BRIGHT's excluded_ids).
+      excluded: {query id: ids of documents that are left out of its results} (BRIGHT's excluded_ids).
     """
 
     document_ids: list[str]
@@ -87,7 +87,7 @@ def read_collection(directory: str | Path, split: str = "test", *, strict: bool 
 def search_collection(
     encoder: TextEncoder, collection: Collection, *, depth: int
 ) -> dict[str, dict[str, float]]:
-    """Encodes the collection; returns query id to document id to score, `depth` documents per query."""
+    """Encodes the collection; returns {query id: {document id: score}}, `depth` documents per query."""
     passages = encoder.encode_passages(collection.documents)
     queries = encoder.encode_queries(collection.queries)
     return search_vectors(queries, passages, collection, similarity=encoder.similarity_fn_name, depth=depth)

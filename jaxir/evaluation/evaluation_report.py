@@ -133,7 +133,7 @@ def score_predictions(predictions: Sequence[str], answers: str, *, baseline: str
 def _name_systems(
     flag: str, systems: Sequence[str], baseline: str | None
 ) -> tuple[dict[str, list[str]], str | None]:
-    """Returns system name to run files, including the baseline, and the baseline's name."""
+    """Returns {system name: run files}, including the baseline, and the baseline's name."""
     named: dict[str, list[str]] = {}
     for text in systems:
         name, files = parse_system(text)

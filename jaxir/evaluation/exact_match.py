@@ -46,7 +46,7 @@ class AnswerScores:
     """Scores of a reader's answers."""
 
     values: dict[str, float]  # EM and F1: means over all questions with correct answers
-    per_query: dict[str, dict[str, float]]  # metric to question id to value
+    per_query: dict[str, dict[str, float]]  # metric -> question id -> value
     queries: int  # number of questions with correct answers
     unanswered: int  # number of these questions for which the reader wrote nothing; each scores 0
     unjudged: int  # number of texts written for questions without correct answers; these are ignored

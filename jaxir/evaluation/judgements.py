@@ -11,7 +11,7 @@ from jaxir.data.formats.sources import read_excluded
 
 
 def read_judgements(path: str | Path, *, strict: bool = False) -> dict[str, dict[str, int]]:
-    """Reads a qrels file in BEIR's format (3 columns, tabs) or TREC's: query id to document id to score.
+    """Reads a qrels file in BEIR's format (3 columns, tabs) or TREC's: {query id: {document id: score}}.
 
     Grades written as decimals (1.0) are accepted, and their number is reported; `strict` refuses them.
     """
@@ -37,7 +37,7 @@ def read_excluded_beside(qrels: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def by_query(qrels: Iterator[Qrel]) -> dict[str, dict[str, int]]:
-    """Collects judgements as a dict: query id to document id to score."""
+    """Collects judgements as {query id: {document id: score}}."""
     collected: dict[str, dict[str, int]] = {}
     for qrel in qrels:
         collected.setdefault(qrel.query_id, {})[qrel.document_id] = qrel.score

@@ -42,7 +42,7 @@ class Evaluated:
     predictions: Mapping[str, Path]
 
     def ranked(self, part: Part) -> dict[str, dict[str, float]] | None:
-        """Returns query id to document id to score, or None if there are no predictions of a search."""
+        """Returns {query id: {document id: score}}, or None if there are no predictions of a search."""
         path = self.predictions.get(part.task)
         if path is None:
             return None

@@ -92,7 +92,7 @@ class _Judged:
         self._tasks: dict[str, Any] = {}
 
     def of(self, part: Part) -> dict[str, dict[str, int]] | str:
-        """Returns query id to document id to relevance, or the reason why there are none."""
+        """Returns {query id: {document id: relevance}}, or the reason why there are no judgements."""
         if self._place is not None:
             file = self._place / f"{part.task}.tsv" if self._place.is_dir() else self._place
             return read_judgements(file) if file.is_file() else f"no {file}"

@@ -73,7 +73,7 @@ def uniformity(vectors: Float[np.ndarray, "N D"]) -> float:
 def recall(
     vectors: Float[np.ndarray, "V D"], corpus: Int[np.ndarray, " C"], pairs: Int[np.ndarray, "N 2"]
 ) -> dict[int, float]:
-    """Returns k to recall@k in %: how often a sentence's partner is among its k nearest sentences.
+    """Returns {k: recall@k in %}: how often a sentence's partner is among its k nearest sentences.
 
     Each sentence of a pair is a query once, so N pairs make 2 N queries, as in Chuang 2024, table 2.10. The
     rows `corpus` of `vectors`, except the query, are searched. Of equal similarities the partner ranks last.

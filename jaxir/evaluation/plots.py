@@ -97,8 +97,8 @@ def word_heat(texts: Mapping[str, Sequence[Sequence[tuple[str, float]]]], path: 
     """Draws table 4 of Ma et al. 2022, a panel per model: the more probable a word, the darker its shade.
 
     Args:
-      texts: model name to texts, each a list of (word, probability). Shades are relative to the maximum of a
-        text.
+      texts: {model name: texts}; a text is a list of (word, probability). Shades are relative to the maximum
+        of a text.
       path: the PNG to write.
     """
     width, laid_out = 1.6 * WIDTH, {name: _laid_out(of_model) for name, of_model in texts.items()}

@@ -84,7 +84,7 @@ def read_eproduct(directory: str | Path, split: str = "test", *, strict: bool = 
 def read_cqadupstack(
     directory: str | Path, split: str = "test", *, strict: bool = False
 ) -> dict[str, Collection]:
-    """Reads the forums of CQADupStack in a folder, from BEIR's or the authors' files: name to collection.
+    """Reads the forums of CQADupStack in a folder, from BEIR's or the authors' files: {name: collection}.
 
     For `strict` see `read_collection`.
     """

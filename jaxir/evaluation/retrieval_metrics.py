@@ -67,8 +67,8 @@ class RetrievalScores:
     """The scores of a run.
 
     Attributes:
-      values: metric, as the caller spelt it, to its aggregate over all judged queries.
-      per_query: metric to query id to value, in the order of the judgements.
+      values: {metric, as the caller spelt it: its aggregate over all judged queries}.
+      per_query: {metric: {query id: value}}, in the order of the judgements.
       queries: the number of judged queries.
       unanswered: the number of judged queries for which the run has no results; each scores 0.
       unjudged: the number of queries of the run without judgements, which are ignored.
@@ -116,8 +116,8 @@ def evaluate_run(
     """Scores a run with relevance judgements.
 
     Args:
-      run: query id to document id to score.
-      qrels: query id to document id to relevance; 0 or less is not relevant.
+      run: {query id: {document id: score}}.
+      qrels: {query id: {document id: relevance}}; 0 or less is not relevant.
       metrics: names as in ir_measures ("nDCG@10 RR@10 P@1 R@100 AP", "RR(rel=2)@10"), in upper or lower
         case, with the usual synonyms (MRR, MAP, Recall, Precision, Hit); and CappedR@k, which divides by at
         most k relevant documents (Wang 2022, eq. 4.1).
@@ -187,7 +187,7 @@ def check_depth(metrics: str | Sequence[str], depth: int) -> None:
 
 
 def parse_metrics(metrics: str | Sequence[str]) -> dict[str, Metric]:
-    """Returns name, as the caller spelt it, to metric, for names in a list or separated by spaces."""
+    """Returns {name, as the caller spelt it: metric} for names in a list or separated by spaces."""
     if isinstance(metrics, str):
         metrics = re.findall(r"[^\s,(]+(?:\([^)]*\))?[^\s,]*", metrics)
     if not metrics:

@@ -37,7 +37,7 @@ class System:
         return deviation([scores.values[metric] for scores in self.scores])
 
     def per_query(self, metric: str) -> dict[str, float]:
-        """Query id to the mean of its values over the runs."""
+        """{Query id: mean of its values over the runs}."""
         return over_runs([scores.per_query[metric] for scores in self.scores])
 
 
@@ -84,7 +84,7 @@ def compare_systems(systems: Sequence[System], baseline: System | None) -> list[
 
 
 def over_runs(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Returns query id to the mean over runs, which have the same queries."""
+    """Returns {query id: mean over runs}; the runs have the same queries."""
     return {query: float(np.mean([of_run[query] for of_run in values])) for query in values[0]}
 
 

@@ -93,7 +93,7 @@ class Cell:
 
 
 def plan_cells(grid: GridSettings, output_dir: Path) -> list[Cell]:
-    """Returns the cells of a grid, ordered by seed so that a part of the grid is a grid of fewer seeds."""
+    """Returns the cells of a grid, ordered by seed, so that an unfinished grid is a grid of fewer seeds."""
     check_axes(grid)
     maker = _Maker(grid, output_dir)
     axes = (grid.seeds, maker.folders, grid.models, grid.sharing, grid.variants, maker.methods)

@@ -81,7 +81,7 @@ def pairs_of_dataset(
 
 
 def _known_length(stream: Any) -> int | None:
-    """Returns the number of rows that a stream's metadata name, if the stream is unmodified; None: unknown."""
+    """Returns the number of rows that an unmodified stream's metadata name; None: unknown."""
     splits, split = getattr(stream.info, "splits", None), getattr(stream, "split", None)
     known = splits.get(str(split)) if splits and split is not None else None
     return known.num_examples if known is not None and known.num_examples else None

@@ -34,7 +34,7 @@ class ExportedModel(NamedTuple):
 
     @classmethod
     def of(cls, name: str, loaded: LoadedModel) -> ExportedModel:
-        """Describes a loaded model; the encoder must accept any number and length of texts."""
+        """Describes a loaded model, whose encoder must accept any number and length of texts."""
         if fault := any_length.export_error(loaded.model):
             raise UserError(fault)
         return cls(name, loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint)

@@ -208,7 +208,7 @@ def length_of(model: StoredModel, tower: str) -> int:
 def read_part(
     directory: Path, weights: Weights, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Returns the parameters of a part of a model other than its encoder, float32, by the part's table."""
+    """Returns the float32 parameters of a part of a model, such as a decoder, by the part's table."""
     tensors, found = _tensors(weights, shapes), read_tensors(directory)
     expected = _shapes_there(tensors, shapes)
     found = {name: value for name, value in found.items() if name in expected}

@@ -64,7 +64,7 @@ def _made(cls: type[Any], fields: Mapping[str, Any], path: Path) -> Any:
 
 
 def _value(value: Any, hint: Any, path: Path) -> Any:
-    """Returns a JSON value as a field with this hint has it.
+    """Converts a JSON value to the type of a field with this hint.
 
     A list becomes a tuple, and an object a dataclass. A whole number becomes a float, as JSON may write 0.0
     as 0.

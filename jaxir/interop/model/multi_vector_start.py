@@ -80,7 +80,7 @@ def of_dual_encoder(
 def with_lengths(
     model: StoredModel, query_length: int | None, dimension: int | None, *, where: str
 ) -> StoredModel:
-    """Returns a multi-vector encoder that expands queries to at most `query_length` tokens, if given."""
+    """Returns a multi-vector encoder with queries expanded to at most `query_length` tokens (None: as is)."""
     config, own = model.config, model.config.dimension
     if dimension not in (None, own):
         raise UserError(

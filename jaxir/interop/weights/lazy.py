@@ -72,7 +72,7 @@ class LazyArray:
     def split(self, ends: Sequence[int]) -> list["LazyArray"]:
         """Returns the parts of the last dimension that `ends` separate, as `numpy.split` does.
 
-        Shapes are of Python's int, because a fingerprint hashes their text.
+        Sizes in shapes are Python's int, because a fingerprint hashes their text.
         """
 
         def between(start: int, stop: int) -> LazyArray:

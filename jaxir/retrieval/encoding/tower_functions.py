@@ -25,7 +25,7 @@ EMBED = {"query": _embed_query, "passage": _embed_passage}
 
 @functools.cache  # one function object for each program (see `batch_runner.Function`)
 def embed_after(prompt_tokens: int, tower: Tower) -> Callable[[DualEncoderModel, jax.Array], jax.Array]:
-    """Returns a function like those of `EMBED` that leaves the tokens of a prompt out of the pooling."""
+    """Returns a function like those in `EMBED`, whose pooling leaves out the tokens of a prompt."""
 
     def embed(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
         return model.encode(ids, tower=tower, left_out=jnp.full(len(ids), prompt_tokens))

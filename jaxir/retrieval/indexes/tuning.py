@@ -127,7 +127,7 @@ def _narrowest(index: ScannIndex, trial: Trial, *, target: float, near: int) -> 
 
 
 def _fewest(reached: Callable[[int], bool], *, near: int, most: int) -> int | None:
-    """Returns about the least number from 1 to `most` for which the monotone `reached` is true, or None."""
+    """Returns about the least number up to `most` for which the monotone `reached` is true; else None."""
     low, high, number = 0, None, near  # `reached` is false for `low` and true for `high`; None: not found yet
     while high is None or high - low > max(1, NEAR * high):
         if reached(number):
