@@ -101,7 +101,7 @@ def _table(directory: Path, tensors: Mapping[str, Any]) -> np.ndarray:
 
 
 def _tokenizer(directory: Path, *, ignores_unknown: bool) -> Tokenizer:
-    """Reads the tokenizer without its special tokens; with `ignores_unknown`, unknown words become padding."""
+    """Reads the tokenizer without special tokens; with `ignores_unknown`, unknown words become padding."""
     if not (directory / _JSON).is_file():
         raise UserError(f"{directory}: a StaticEmbedding needs a {_JSON}, which the folder lacks")
     content: dict[str, Any] = read_json(directory / _JSON, dict[str, Any])
