@@ -2,7 +2,7 @@
 
     python benchmarks/report.py [--output=jaxir-report.md] [--scale=base|small|tiny]
 
-The report has five parts. Each runs in its own process, one at a time, so that a failing part stops no other:
+The report has five parts. Each runs in its own process, one at a time, so that a failure stops no other:
 
     machine     its devices and the versions of the packages
     training    the step of a dual encoder with SamToNe, on random tokens without padding: time, MFU and
