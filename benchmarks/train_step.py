@@ -1,7 +1,7 @@
 """Compares a training step with torch: examples/s, model FLOPs utilisation, memory and compile time.
 
 One tower with random weights is trained on random tokens without padding, by in-batch softmax in both
-directions and AdamW with clipping. Each system has its own process. The processes run one at a time, in turns:
+directions and AdamW with clipping. Each system has its own process; the processes run alone, in turns:
 
     jaxir               the step by itself, then the same step in the training loop with its input pipeline
     jaxir, N chunks     the same with gradient caching (4/3 of the time in theory)
