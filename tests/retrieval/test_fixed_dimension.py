@@ -197,5 +197,5 @@ def test_flags_without_effect_are_refused(folder, tmp_path):
         encode(f"hf:{GOLDEN / 'bert'}", *given, fde=64)
     with pytest.raises(UserError, match="--fde_bits only applies with --fde"):
         encode(MODEL, *given, fde_bits=3)
-    with pytest.raises(UserError, match=r"--fde: 900 dimensions are more than the 640 of 10 repetitions"):
+    with pytest.raises(UserError, match=r"--fde: 900 dimensions are too many: 10 repetitions of"):
         encode(MODEL, *given, fde=900, fde_repetitions=10)

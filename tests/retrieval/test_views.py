@@ -1,4 +1,4 @@
-"""Documents encoded with generated queries: typical, corpus and document expansion."""
+"""Documents encoded with generated queries, by each of the three expansions (typical, corpus, document)."""
 
 import dataclasses
 import json

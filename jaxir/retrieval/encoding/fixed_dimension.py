@@ -58,9 +58,9 @@ class FixedDimension:
         """Raises a ValueError if tokens of D components give fewer than `dimension` components."""
         if (most := self.inner(token_dimension)) < self.dimension:
             raise ValueError(
-                f"{self.dimension} dimensions are more than the {most} of {self.repetitions} repetitions,"
-                f" 2^{self.bits} clusters and {min(self.projection, token_dimension)} components of a token:"
-                f" give at most {most}, or more repetitions or bits"
+                f"{self.dimension} dimensions are too many: {self.repetitions} repetitions of 2^{self.bits}"
+                f" clusters of {min(self.projection, token_dimension)} components give only {most}; give at most"
+                f" {most}, or more repetitions or bits"
             )
 
 

@@ -218,7 +218,7 @@ class Bench:
         return self._programs[-1]
 
     def vectors(self, ids: np.ndarray, tower: str, *, dense: bool = False) -> Callable[[State], np.ndarray]:
-        """Returns a function that maps a state to vectors float32 [N, D] of token ids [N, L] by a tower.
+        """Returns a function that encodes `ids` [N, L] by a tower of the model in a state: float32 [N, D].
 
         A sparse encoder gives a CSR matrix [N, V]; with `dense`, a sparse encoder is refused.
         """
