@@ -158,7 +158,7 @@ class _Search:
                 yield value
 
     def _predict(self, reference: Choice, choice: Choice) -> tuple[float, float, bool]:
-        """Predicts bytes and seconds as sums of each setting's effect; and whether a setting's time is unknown."""
+        """Predicts bytes and seconds as sums of the settings' effects; tells whether a time is unknown."""
         base = self.rows[reference]
         size, seconds, unknown = float(base.size), base.scheduled, False
         for name, value in zip(Choice._fields, choice, strict=True):

@@ -59,8 +59,8 @@ class FixedDimension:
         if (most := self.inner(token_dimension)) < self.dimension:
             raise ValueError(
                 f"{self.dimension} dimensions are too many: {self.repetitions} repetitions of 2^{self.bits}"
-                f" clusters of {min(self.projection, token_dimension)} components give only {most}; give at most"
-                f" {most}, or more repetitions or bits"
+                f" clusters of {min(self.projection, token_dimension)} components give only {most}; give"
+                f" at most {most}, or more repetitions or bits"
             )
 
 
