@@ -56,8 +56,7 @@ def encode(
       dtype: type of the matrix products; vectors are float32. auto: bfloat16 on a CPU that multiplies it
           natively.
       weights: keep the model's weights in int8, or in 4 bits (nf4), for less memory (docs/big_corpora.md).
-      head: the head of a hybrid encoder that encodes: dense (one vector for a text, the default) or tokens (a
-        vector for each token).
+      head: of a hybrid encoder: dense (a vector for each text, the default) or tokens (one for each token).
       expansions: queries generated for each document, which the passage tower encodes with it: a file or a
         folder, as docs/generation.md lists them.
       expansion: with --expansions, a document's vector: typical (the mean of its vectors with each query, the
@@ -75,7 +74,7 @@ def encode(
     from jaxir.retrieval.encoding.views import Expansion
     from jaxir.runtime import distributed
 
-    how = {name: x for name, x in {"kind": expansion, "views": views}.items() if x is not None}
+    how = {name: x for name, x in (("kind", expansion), ("views", views)) if x is not None}
     if how and expansions is None:
         raise UserError("--expansion and --views only apply with --expansions: leave them out")
     expanded = None if expansions is None else Expansion(path=expansions, **how)
@@ -94,8 +93,8 @@ def encode(
             encoder = DualEncoder.load(model, **of_vectors, **changes)
         if dtype == "auto":
             distributed.say(f"products in {encoder.model.config.backbone.dtype} (--dtype=auto)")
-        how = {"tower": tower, "shard_size": shard_size, "on_bad_input": on_bad_input}
-        report = encode_corpus(encoder, input, output, expansion=expanded, cluster=cluster, **how)
+        how = {"tower": tower, "shard_size": shard_size, "on_bad_input": on_bad_input, "cluster": cluster}
+        report = encode_corpus(encoder, input, output, expansion=expanded, **how)
         distributed.say(f"{output}: {report}" if report.texts else f"{output} is complete, nothing to do")
         if note := _truncated(output, tower):
             distributed.say(note)

@@ -95,6 +95,12 @@ def test_an_exported_folder_has_the_same_outputs_in_all_forms(tmp_path, expected
     np.testing.assert_allclose(dense, expected["passage_dense"], atol=1e-6)
 
 
+def test_rounded_weights_are_not_saved(tmp_path):
+    rounded = HybridEncoder.load(f"hf:{FOLDER}", dtype="bfloat16")
+    with pytest.raises(UserError, match="the weights were rounded to bfloat16: load the model in float32"):
+        rounded.save(tmp_path / "model")
+
+
 def test_a_saved_head_stays_what_it_is(tmp_path, expected):
     SparseEncoder.load(f"hf:{FOLDER}", **LENGTHS).save(tmp_path / "weights")
     found = SparseEncoder.load(str(tmp_path / "weights"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from jaxir.interop.model import stored
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.models.hybrid_encoder import HybridEncoderModel, unpacked
 from jaxir.models.layers import size_of
+from jaxir.retrieval.encoding import loading
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.multi_vector_encoder import similarities_of_lists
@@ -28,7 +28,7 @@ from jaxir.retrieval.encoding.read_ahead import one_ahead
 from jaxir.retrieval.encoding.sparse_text_encoder import in_own_order, named_weights, names_of_tokens
 from jaxir.retrieval.encoding.text_encoder import DualEncoder
 from jaxir.retrieval.encoding.tower_functions import Tower
-from jaxir.runtime.cpu import Dtype, settled_dtype
+from jaxir.runtime.cpu import Dtype
 from jaxir.runtime.partitioning import MeshConfig
 
 # Weights of the heads' scores in their sum: those of the paper (Chen et al. 2024, arXiv:2402.03216, section
@@ -110,11 +110,8 @@ class HybridEncoder:
           UserError: the model does not exist, is damaged, lacks a head, or has fewer positions than a maximum
             length.
         """
-        loaded = model_dir.load(spec, kind="hybrid_encoder", dtype=settled_dtype(dtype), halved=True)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
-        given = {name: length for name, length in lengths.items() if length is not None}
-        loaded = loaded._replace(settings=dataclasses.replace(loaded.settings, **given))
-        stored.check_lengths(loaded.settings, loaded.model.config, spec)
+        loaded = loading.load(spec, kind="hybrid_encoder", dtype=dtype, **lengths)
         return cls(loaded, spec=model_dir.absolute(spec), batch_tokens=batch_tokens)
 
     def save(self, directory: str | Path) -> None:
@@ -123,6 +120,7 @@ class HybridEncoder:
         Raises:
           UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
         """
+        loading.check_not_rounded(self.model)
         model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def __repr__(self) -> str:

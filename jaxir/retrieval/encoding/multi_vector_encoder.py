@@ -1,6 +1,5 @@
 """`MultiVectorEncoder`: encodes queries and passages as a vector for each token (late interaction)."""
 
-import dataclasses
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,27 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from jaxir.core.errors import UserError
 from jaxir.core.platforms import local_devices
 from jaxir.core.progress import progress
 from jaxir.data.text.truncation import Truncation
 from jaxir.interop import model_dir
-from jaxir.interop.model import stored
 from jaxir.interop.model_dir import LoadedModel
 from jaxir.losses.maxsim import maxsim
 from jaxir.models.dual_encoder import Tower
 from jaxir.models.layers import size_of
 from jaxir.models.multi_vector import EXPANSION_TOKEN, MultiVectorModel
+from jaxir.retrieval.encoding import loading
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport, padded_tokens, plan_batches
 from jaxir.retrieval.encoding.lengths import UnusableVectorError
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.read_ahead import one_ahead
-from jaxir.runtime.cpu import Dtype, settled_dtype
+from jaxir.runtime.cpu import Dtype
 from jaxir.runtime.partitioning import MeshConfig
 
 # `similarity` compares batches of at most this many tokens, padded to few lengths, because each new length
@@ -93,12 +89,8 @@ class MultiVectorEncoder:
           UserError: the model does not exist, is damaged, is not a supported multi-vector encoder, or has
             fewer positions than a maximum length.
         """
-        kind = "multi_vector_encoder"
-        loaded = model_dir.load(spec, kind=kind, dtype=settled_dtype(dtype), halved=True)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
-        given = {name: length for name, length in lengths.items() if length is not None}
-        loaded = loaded._replace(settings=dataclasses.replace(loaded.settings, **given))
-        stored.check_lengths(loaded.settings, loaded.model.config, spec)
+        loaded = loading.load(spec, kind="multi_vector_encoder", dtype=dtype, **lengths)
         return cls(loaded, spec=model_dir.absolute(spec), batch_tokens=batch_tokens)
 
     def save(self, directory: str | Path) -> None:
@@ -107,8 +99,7 @@ class MultiVectorEncoder:
         Raises:
           UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
         """
-        if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(nnx.state(self.model, nnx.Param))):
-            raise UserError("the weights were rounded to bfloat16: load the model in float32 to save it")
+        loading.check_not_rounded(self.model)
         model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def __repr__(self) -> str:

@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from scipy import sparse
 
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
-from jaxir.core.platforms import check_devices, local_devices
+from jaxir.core.platforms import local_devices
 from jaxir.core.progress import progress
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
@@ -26,12 +25,13 @@ from jaxir.interop.model.stored import LoadedModel, StoredModel
 from jaxir.models.after_pooling import l2_normalize
 from jaxir.models.layers import size_of
 from jaxir.models.sparse_forms import SparseCodesConfig
+from jaxir.retrieval.encoding import loading
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.read_ahead import one_ahead
 from jaxir.retrieval.encoding.sparse_similarity import normalized, similarities
 from jaxir.retrieval.encoding.tower_functions import Tower
-from jaxir.runtime.cpu import Dtype, settled_dtype
+from jaxir.runtime.cpu import Dtype
 from jaxir.runtime.partitioning import MeshConfig
 
 
@@ -125,16 +125,12 @@ class SparseEncoder:
           UserError: the model does not exist, cannot be read, is of another kind, or has fewer positions than
             a maximum length.
         """
-        check_devices()
-        loaded = model_dir.load(spec, kind="sparse_encoder", dtype=settled_dtype(dtype), halved=True)
         lengths = {"query_max_length": query_max_length, "passage_max_length": passage_max_length}
-        given = {name: length for name, length in lengths.items() if length is not None}
+        loaded = loading.load(spec, kind="sparse_encoder", dtype=dtype, **lengths)
 
         def made(loaded: LoadedModel, queries: SparseEncoder | None) -> SparseEncoder:
-            settings = dataclasses.replace(loaded.settings, **given)
-            stored.check_lengths(settings, loaded.model.config, spec)
             how = {"spec": model_dir.absolute(spec), "batch_tokens": batch_tokens, "queries": queries}
-            return cls(loaded.model, loaded.tokenizer, settings, loaded.fingerprint, **how)
+            return cls(loaded.model, loaded.tokenizer, loaded.settings, loaded.fingerprint, **how)
 
         return made(loaded, None if loaded.queries is None else made(loaded.queries, None))
 
@@ -146,10 +142,8 @@ class SparseEncoder:
         Raises:
           UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16.
         """
-        for encoder in (self, self.queries):
-            state = None if encoder is None else nnx.state(encoder.model, nnx.Param)
-            if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(state)):
-                raise UserError("the weights were rounded to bfloat16: load the model in float32 to save it")
+        for encoder in filter(None, (self, self.queries)):
+            loading.check_not_rounded(encoder.model)
         queries = None if self.queries is None else self.queries._stored()
         model_dir.save(directory, self.model, self.tokenizer, self.settings, queries=queries)
 

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jaxir.core.errors import UserError
 from jaxir.core.platforms import check_devices, local_devices
@@ -23,6 +20,7 @@ from jaxir.models.quantized import Scheme
 from jaxir.retrieval.encoding.batch_runner import WINDOW, Runner
 from jaxir.retrieval.encoding.batching import EncodingReport
 from jaxir.retrieval.encoding.lengths import UnusableVectorError, first_unusable
+from jaxir.retrieval.encoding.loading import check_not_rounded
 from jaxir.retrieval.encoding.made_by import MadeBy
 from jaxir.retrieval.encoding.read_ahead import one_ahead
 from jaxir.retrieval.encoding.tower_functions import EMBED as EMBED
@@ -140,8 +138,7 @@ class DualEncoder:
         Raises:
           UserError: `directory` exists and is not empty, or the encoder was loaded in bfloat16 or quantised.
         """
-        if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(nnx.state(self.model, nnx.Param))):
-            raise UserError("the weights were rounded to bfloat16: load the model in float32 to save it")
+        check_not_rounded(self.model)
         model_dir.save(directory, self.model, self.tokenizer, self.settings)
 
     def push_to_hub(self, repo: str, *, private: bool = False) -> str:
