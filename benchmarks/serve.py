@@ -148,7 +148,7 @@ def serve_plainly(index: str) -> None:
     def search(request: Request) -> list:
         results = []
         for query in request.queries:
-            found = engine.answer([Question(query, frozenset([name]))])[0].found[name]
+            found = engine.answer(engine.read([Question(query, frozenset([name]))]))[0].found[name]
             hits = zip(found.ids[: request.k], found.scores[: request.k], strict=True)
             results.append([{"id": doc_id, "score": score} for doc_id, score in hits])
         return results

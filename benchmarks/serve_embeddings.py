@@ -47,10 +47,10 @@ def texts_of(directory: Path, count: int) -> list[str]:
     return [" ".join(chooser.choices(words, k=chooser.randint(10, 120) - 2)) for _ in range(count)]
 
 
-async def post(reader, writer, host: str, body: bytes) -> tuple[bool, bytes]:
+async def post(reader, writer, host: str, body: bytes, path: str = "/v1/embeddings") -> tuple[bool, bytes]:
     """Sends a request on an open connection; returns whether its status is 200, and the answer."""
     writer.write(
-        f"POST /v1/embeddings HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n".encode()
         + body
     )
@@ -88,8 +88,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def server(command: Sequence[str], port: int, **variables: str) -> Iterator[float]:
-    """Runs a server; yields the seconds until /health (or its first answer to any path) has status 200."""
+def server(command: Sequence[str], port: int, **variables: str) -> Iterator[tuple[float, int]]:
+    """Runs a server; yields the seconds until /health has status 200, and the id of the process."""
     started = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | variables)
@@ -102,7 +102,7 @@ def server(command: Sequence[str], port: int, **variables: str) -> Iterator[floa
                     log.seek(0)
                     raise SystemExit(f"{' '.join(command)} did not start:\n{log.read().decode()[-3000:]}")
                 time.sleep(0.02)
-            yield time.perf_counter() - started
+            yield time.perf_counter() - started, process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -180,7 +180,7 @@ def measure(flags: argparse.Namespace, directory: Path) -> None:
     best: dict[str, list[tuple[float, float]]] = {}
     for repeat in range(flags.repeats):
         for name, (command, port, model) in commands(flags, directory).items():
-            with server(command, port) as ready:
+            with server(command, port) as (ready, _):
                 warm = hammer(port, texts, model, clients=flags.clients, seconds=flags.warm, at=at)
                 at += len(asyncio.run(warm))
                 started = time.perf_counter()
@@ -206,7 +206,7 @@ def measure_starts(directory: Path) -> None:
         for name in ("first start", "second start", "third start"):
             port = free_port()
             command = [sys.executable, "-m", "jaxir.serve", f"--port={port}", f"--model=st:{directory}"]
-            with server([*command, f"--access_log={os.devnull}"], port, XDG_CACHE_HOME=cache) as ready:
+            with server([*command, f"--access_log={os.devnull}"], port, XDG_CACHE_HOME=cache) as (ready, _):
                 print(f"{name}: ready after {ready:.1f} s", flush=True)
                 time.sleep(WARM_SECONDS)  # meanwhile the server compiles and stores its other programs
 

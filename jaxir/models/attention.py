@@ -212,7 +212,7 @@ def attention(
     key: Float[Array, "B S G K"],
     value: Float[Array, "B S G K"],
     *,
-    mask: Bool[Array, "B S"],
+    mask: Bool[Array, "B *T S"],
     bias: Float[Array, "#B H T S"] | None,
     bias_of_text: bool = False,
     scale: float,
@@ -236,7 +236,8 @@ def attention(
       query: [B, T, H, K] for H heads of K dimensions.
       key: [B, S, G, K]: query head h reads head h // (H / G).
       value: [B, S, G, K].
-      mask: [B, S], true at real tokens. Padding is on the right.
+      mask: [B, S], true at real tokens, with padding on the right; or [B, T, S], true where a position sees
+        another.
       bias: [1, H, T, S], added to the logits, or [B, H, T, S] with `bias_of_text`.
       bias_of_text: whether each text has its own bias.
       scale: factor of the logits; 1.0 for T5.
@@ -257,7 +258,7 @@ def attention(
     if bias is not None and not bias_of_text and bias.shape[0] != 1:
         raise ValueError(f"bias has {bias.shape[0]} texts, not 1: set bias_of_text=True")
     # cuDNN computes no gradient for a bias that differs between texts.
-    plain = not crossed and not bias_of_text and start is None
+    plain = not crossed and not bias_of_text and start is None and mask.ndim == 2
     fused = plain and fused_attention.takes(query, key, in_force())
     mapped = fused and fused_attention.maps_heads(query)
     if not mapped:
@@ -308,7 +309,7 @@ def _distance_mask(
 
 
 def _visible(mask: jax.Array, near: jax.Array | None) -> jax.Array:
-    mask = mask[:, None, None, :]  # [B, 1, 1 or T, S]
+    mask = mask[:, None] if mask.ndim == 3 else mask[:, None, None]  # [B, 1, 1 or T, S]
     return mask if near is None else mask & near[None, None]
 
 

@@ -276,10 +276,11 @@ class Bert(StackEncoder):
         keys: Sequence[jax.Array | None],
         *,
         token_types: Sequence[jax.Array | None] | None = None,
+        positions: jax.Array | None = None,
     ) -> list[jax.Array]:
-        """Returns sums of the vectors of tokens, positions and `token_types` [B, L]."""
+        """Returns sums of the vectors of tokens, `positions` [B, L] (None: 0, 1, ...) and `token_types`."""
         types = [None] * len(ids) if token_types is None else token_types
-        return [self.embeddings(b, t, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
+        return [self.embeddings(b, t, positions, key=k) for b, t, k in zip(ids, types, keys, strict=True)]
 
 
 def _make_block(config: BertConfig, block: type[PostNormBlock], *, rngs: nnx.Rngs) -> PostNormBlock:
@@ -307,11 +308,18 @@ class _Embeddings(nnx.Module):
         self.token_type = table(config.num_token_types, None) if config.num_token_types else None
         self.norm = layers.LayerNorm(config.embed_dim, epsilon=config.layer_norm_epsilon, dtype=config.dtype)
 
-    def __call__(self, ids: jax.Array, token_types: jax.Array | None, *, key: jax.Array | None) -> jax.Array:
-        if ids.shape[1] > self.config.max_positions:
+    def __call__(
+        self,
+        ids: jax.Array,
+        token_types: jax.Array | None,
+        positions: jax.Array | None = None,
+        *,
+        key: jax.Array | None,
+    ) -> jax.Array:
+        if positions is None and ids.shape[1] > self.config.max_positions:
             limit = self.config.max_positions
             raise ValueError(f"{ids.shape[1]} tokens exceed the model's {limit} positions: truncate the text")
-        x = self.token(ids) + self._positions(ids)
+        x = self.token(ids) + (self._positions(ids) if positions is None else self.position(positions))
         if self.token_type is not None:
             x += self.token_type(jnp.zeros((1, 1), jnp.int32) if token_types is None else token_types)
         elif token_types is not None:

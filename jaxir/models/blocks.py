@@ -132,7 +132,7 @@ class PostNormBlock(nnx.Module):
 
     @checked_shapes
     def __call__(
-        self, x: Float[Array, "B L E"], mask: Bool[Array, "B L"], *args: Any, key: Key[Array, ""] | None
+        self, x: Float[Array, "B L E"], mask: Bool[Array, "B *T L"], *args: Any, key: Key[Array, ""] | None
     ) -> Float[Array, "B L E"]:
         weights_key, attention_key, mlp_key = layers.split_key(key, 3)
         y = self.attend(x, mask, *args, key=weights_key)

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from jaxir.serving.fast_json import FastJson
 from jaxir.serving.schemas import UNFIT, EncodeResponse, encode_request_model
 from jaxir.serving.service import Service
 from jaxir.serving.token_engine import Heads
@@ -17,7 +16,7 @@ def encode_router(service: Service) -> APIRouter:
     encode_request = encode_request_model(limits)
 
     @router.post("/encode", response_model=EncodeResponse, responses=UNFIT)
-    async def encode(request: encode_request) -> JSONResponse:
+    async def encode(request: encode_request) -> FastJson:
         """Encodes texts with the model of an index or with the served model.
 
         A text gets one vector, a vector for each token, or weights of tokens; a hybrid encoder gives all
@@ -33,7 +32,7 @@ def encode_router(service: Service) -> APIRouter:
             opened, encoder, answers = await service.encode(request.texts, request.tower, request.index)
         except KeyError as error:
             raise HTTPException(422, error.args[0]) from None
-        return JSONResponse(
+        return FastJson(
             {
                 "index": opened.name if opened is not None else None,
                 "fingerprint": encoder.fingerprint,
@@ -52,4 +51,4 @@ def encode_router(service: Service) -> APIRouter:
 def _in_json(vector: Any) -> Any:
     if isinstance(vector, Heads):
         return {name: _in_json(part) for name, part in vector._asdict().items()}
-    return vector.tolist() if isinstance(vector, np.ndarray) else vector
+    return vector

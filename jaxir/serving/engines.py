@@ -8,13 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from jaxir.retrieval.encoding.batch_runner import Function
-from jaxir.retrieval.encoding.text_encoder import EMBED, DualEncoder, Tower
+from jaxir.models import packed
+from jaxir.retrieval.encoding.batch_runner import RUNNERS, Function
+from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
+from jaxir.retrieval.encoding.tower_functions import EMBED, PACKED
 from jaxir.retrieval.indexes.base_index import Index, normalize
 from jaxir.retrieval.searcher import Searcher
 from jaxir.serving.few_shapes import FewShapes
+from jaxir.serving.packed_shapes import LOOK, PackedShapes, chosen
 
 TOWERS: tuple[Tower, ...] = ("query", "passage")
 
@@ -61,11 +65,20 @@ class Encoded(NamedTuple):
     tokens: list[int]
 
 
+class Read(NamedTuple):
+    """A question with its text's token ids, and `Answer.cut_at`."""
+
+    question: Question
+    ids: np.ndarray
+    cut_at: int | None
+
+
 class DenseEngine:
     """Answers questions with a model and the indexes of its vectors; encodes equal texts of a batch once.
 
     `k` is the number of documents that a search returns by default. `name` is used in metrics; None: the
-    names of the indexes.
+    names of the indexes. `threads` is the number of batches that may run at once. On a CPU, a BERT model
+    reads texts that share rows (`packed_shapes`); other models read padded texts.
     """
 
     towers = TOWERS
@@ -75,13 +88,17 @@ class DenseEngine:
     ):
         self.name = name or ",".join(indexes)
         self.encoder, self._indexes, self._k = encoder, indexes, k
+        packs = jax.default_backend() == "cpu" and all(packed.packs(encoder.model, t) for t in TOWERS)
+        self._shapes, functions = (PackedShapes, PACKED) if packs else (FewShapes, EMBED)
+        self.threads = RUNNERS if packs else 1
         # Towers with shared weights use the same compiled programs, whatever their maximum lengths.
         alike = encoder.model.config.sharing == "sde"
         self._functions: dict[Tower, Function] = {
-            tower: EMBED["query" if alike else tower] for tower in TOWERS
+            tower: functions["query" if alike else tower] for tower in TOWERS
         }
         self._variants: dict[int, FewShapes] = {}  # key: number of prompt tokens that are not pooled
-        self._lock = threading.Lock()  # protects `_variants`; each tower has a thread
+        self._search_lock = threading.Lock()
+        self._lock = threading.Lock()  # protects `_variants` and `texts_cut`
         self.texts_cut: dict[Tower, int] = dict.fromkeys(TOWERS, 0)  # number of truncated texts
 
     def prepare(self, max_batch: int) -> None:
@@ -115,11 +132,11 @@ class DenseEngine:
 
     def encode(self, texts: Sequence[str], tower: Tower) -> Encoded:
         """Returns vectors of N texts, equal to those of `DualEncoder.encode` up to rounding."""
-        encoded = self._encode([Question(text, tower=tower) for text in texts])
+        encoded = self._encode(self.read([Question(text, tower=tower) for text in texts]))
         return encoded._replace(vectors=self._compared(encoded.vectors))
 
-    def _encode(self, questions: Sequence[Question]) -> Encoded:
-        """Encodes questions, all of one tower; their vectors are not normalised."""
+    def read(self, questions: Sequence[Question]) -> list[Read]:
+        """Tokenises questions, all of one tower."""
         encoder, tower = self.encoder, questions[0].tower
         own_prompt, max_length = encoder.text_settings(tower)
         prompts = [own_prompt if q.prompt is None else q.prompt for q in questions]
@@ -130,25 +147,44 @@ class DenseEngine:
             if len(tokens[row]) == max_length:
                 cut = encoder.tokenizer.cut_at(text, max_length=max_length)
                 cuts[row] = None if cut is None else max(0, cut - len(prompts[row]))
-        self.texts_cut[tower] += sum(cut is not None for cut in cuts)
+        with self._lock:
+            self.texts_cut[tower] += sum(cut is not None for cut in cuts)
+        return [Read(*each) for each in zip(questions, tokens, cuts, strict=True)]
+
+    def chosen(self, waiting: Sequence[Read], idle: int) -> Sequence[int]:
+        """Returns which of the waiting questions form the next batch (see `Batcher`)."""
+        if self._shapes is FewShapes:
+            return range(len(waiting))
+        max_length = self.encoder.text_settings(waiting[0].question.tower)[1]
+        return chosen([len(read.ids) for read in waiting[:LOOK]], idle, max_length)
+
+    def _encode(self, reads: Sequence[Read]) -> Encoded:
+        """Encodes questions, all of one tower; their vectors are not normalised."""
+        encoder, tower = self.encoder, reads[0].question.tower
+        own_prompt, max_length = encoder.text_settings(tower)
         rows_of: dict[int, list[int]] = {}
-        for row, prompt in enumerate(prompts):
+        for row, read in enumerate(reads):
+            prompt = own_prompt if read.question.prompt is None else read.question.prompt
             rows_of.setdefault(self._prompt_tokens(prompt), []).append(row)
-        vectors = np.empty([len(questions), encoder.dimension], np.float32)
+        vectors = np.empty([len(reads), encoder.dimension], np.float32)
         for prompt_tokens, rows in rows_of.items():
             vectors[rows] = self._variant(prompt_tokens).run(
                 self._functions[tower],
-                [tokens[row] for row in rows],
+                [reads[row].ids for row in rows],
                 max_length=max_length,
                 of=(encoder.dimension,),
             )
-        return Encoded(encoder.checked(vectors), cuts, [len(row) for row in tokens])
+        return Encoded(
+            encoder.checked(vectors), [read.cut_at for read in reads], [len(read.ids) for read in reads]
+        )
 
-    def answer(self, questions: list[Question]) -> list[Answer]:
+    def answer(self, reads: Sequence[Read]) -> list[Answer]:
         """Encodes questions, all of one tower, and searches the indexes that they name."""
-        rows = {key: row for row, key in enumerate(dict.fromkeys(map(_text_of, questions)))}
+        questions = [read.question for read in reads]
+        first = {_text_of(q): n for n, q in reversed(list(enumerate(questions)))}
+        rows = {key: row for row, key in enumerate(first)}
         started = time.perf_counter()
-        encoded = self._encode([Question(text, frozenset(), *rest) for text, *rest in rows])
+        encoded = self._encode([reads[n] for n in first.values()])
         vectors = self._compared(encoded.vectors)
         encode_ms = _ms(started)
         at = [rows[_text_of(q)] for q in questions]
@@ -163,7 +199,8 @@ class DenseEngine:
                 ]
                 place = {row: n for n, row in enumerate(dict.fromkeys(at[n] for n in wanted))}
                 started = time.perf_counter()
-                scores, ids = index.search(_power_of_two(vectors[list(place)]), depth)
+                with self._search_lock:
+                    scores, ids = index.search(_power_of_two(vectors[list(place)]), depth)
                 search_ms = _ms(started)
                 for n in wanted:
                     row = place[at[n]]
@@ -184,7 +221,7 @@ class DenseEngine:
                 model = self.encoder.model.unnormalized()
                 counts = {"query_prompt_tokens": prompt_tokens, "passage_prompt_tokens": prompt_tokens}
                 config = dataclasses.replace(model.config, **counts)
-                self._variants[prompt_tokens] = FewShapes(model.with_config(config))
+                self._variants[prompt_tokens] = self._shapes(model.with_config(config))
             return self._variants[prompt_tokens]
 
     def _compared(self, vectors: np.ndarray) -> np.ndarray:

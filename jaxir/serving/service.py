@@ -154,12 +154,16 @@ class Service:
 
     async def __aenter__(self) -> Service:
         for engine in self._engines():
+            how = {}
+            if isinstance(engine, DenseEngine):
+                how = {"read": engine.read, "choose": engine.chosen, "threads": engine.threads}
             for tower in engine.towers:
                 batcher = Batcher(
                     engine.answer,
                     max_batch=MAX_BATCH,
                     max_waiting=self.limits.waiting,
                     name=f"{engine.name}-{tower}",
+                    **how,
                 )
                 self.batchers[engine.name, tower] = await self._stack.enter_async_context(batcher)
         if self.reranker is not None:

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from jaxir.interop.model import stored
-from jaxir.models import layers
+from jaxir.models import layers, packed
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, DualEncoderModel, Projection, l2_normalize, pool
 from jaxir.models.t5 import T5Config
@@ -256,3 +256,30 @@ def test_each_row_leaves_out_as_many_tokens_as_its_prompt_has(how):
         np.testing.assert_allclose(rows[row], alone[0], rtol=1e-6)
     if how == "mean":
         np.testing.assert_allclose(rows[1], np.asarray(hidden)[1, 2:4].mean(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken", "max", "weightedmean"])
+def test_texts_that_share_rows_get_the_vectors_that_they_get_alone(pooling):
+    config = DualEncoderConfig(backbone=BERT, pooling=pooling, passage_prompt_tokens=1)
+    model = DualEncoderModel(config, rngs=nnx.Rngs(0))
+    texts = [[4, 5, 6], [7, 8], [9] * 16, [10, 11, 12, 13]]
+    rows = np.zeros([2, 32], np.int32), np.full([2, 32], -1, np.int32)  # longer than the table of positions
+    for row, start, number in ((0, 0, 0), (0, 3, 1), (1, 0, 2), (1, 16, 3)):
+        at = slice(start, start + len(texts[number]))
+        rows[0][row, at], rows[1][row, at] = texts[number], number
+    assert packed.packs(model, "passage")
+    found = packed.encode(model, *map(jnp.asarray, rows), tower="passage")
+    assert found.shape == (2 * 32 // packed.SHORTEST, BERT.embed_dim)
+    for number, text in enumerate(texts):
+        alone = encode(model, jnp.array([text + [0] * (16 - len(text))]), "passage")
+        np.testing.assert_allclose(found[number], alone[0], atol=1e-6)
+
+
+def test_models_whose_rows_cannot_be_shared_are_known():
+    for config in (
+        DualEncoderConfig(backbone=T5),
+        DualEncoderConfig(backbone=dataclasses.replace(BERT, reserved_positions=2)),
+        DualEncoderConfig(backbone=BERT, pooling="first_last"),
+        DualEncoderConfig(backbone=BERT, layers_from=1),
+    ):
+        assert not packed.packs(DualEncoderModel(config, rngs=nnx.Rngs(0)), "query")

@@ -24,10 +24,10 @@ class Recorder:
         return [job * 10 for job in jobs]
 
 
-def run(scenario, *, max_batch=4, max_waiting=100):
+def run(scenario, *, max_batch=4, max_waiting=100, **how):
     async def inside():
         work = Recorder()
-        async with Batcher(work, max_batch=max_batch, max_waiting=max_waiting, name="test") as batcher:
+        async with Batcher(work, max_batch=max_batch, max_waiting=max_waiting, name="test", **how) as batcher:
             try:
                 await scenario(batcher, work)
             finally:
@@ -103,3 +103,48 @@ def test_too_many_waiting_jobs_are_refused_at_once():
         assert await batcher.results([5, 6, 7]) == [50, 60, 70]
 
     run(scenario, max_waiting=3)
+
+
+def test_batch_has_the_chosen_jobs_and_others_keep_their_order():
+    async def scenario(batcher, work):
+        first = await under_way(batcher, work)
+        others = asyncio.create_task(batcher.results([1, 2, 3, 4, 5]))
+        await asyncio.sleep(0)
+        work.go.set()
+        assert await first == [0] and await others == [10, 20, 30, 40, 50]
+        assert work.batches == [[0], [1, 3], [2, 5], [4]]
+
+    def choose(waiting: list[int], idle: int) -> list[int]:
+        assert idle == 1
+        partners = [n for n, job in enumerate(waiting) if n and (job - waiting[0]) % 2 == (waiting[0] == 2)]
+        return [0, *partners[-1:]] if waiting[0] != 1 else [0, 2]
+
+    run(scenario, choose=choose)
+
+
+def test_second_thread_begins_a_batch_during_the_first():
+    async def scenario(batcher, work):
+        first = await under_way(batcher, work)
+        second = asyncio.create_task(batcher.results([1]))
+        while len(work.batches) < 2:
+            await asyncio.sleep(0.001)
+        assert not first.done()
+        work.go.set()
+        assert await first == [0] and await second == [10]
+
+    run(scenario, threads=2)
+
+
+def test_jobs_are_read_before_they_wait_and_a_bad_request_fails_alone():
+    def read(jobs: list[str]) -> list[int]:
+        return [int(job) for job in jobs]
+
+    async def scenario(batcher, work):
+        work.go.set()
+        good, bad = await asyncio.gather(
+            batcher.results(["1", "2"]), batcher.results(["3", "x"]), return_exceptions=True
+        )
+        assert good == [10, 20] and isinstance(bad, ValueError)
+        assert batcher.waiting == 0 and [3] not in work.batches
+
+    run(scenario, read=read)

@@ -251,7 +251,8 @@ def test_named_prompts_and_pooling_without_them(world):
     counts = {"query_prompt_tokens": 4, "passage_prompt_tokens": 4}
     model = loaded.model.with_config(dataclasses.replace(loaded.model.config, **counts))
     expected = DualEncoder(model, loaded.tokenizer, loaded.settings, "f").encode_passages(["w5 w6 w7 w8 w9"])
-    (answer,) = embedder.engine.answer([embedder.question("w8 w9", embedder.reading("code"))])
+    question = embedder.question("w8 w9", embedder.reading("code"))
+    (answer,) = embedder.engine.answer(embedder.engine.read([question]))
     np.testing.assert_allclose(answer.vector, expected[0], atol=2e-6)
 
 

@@ -13,8 +13,9 @@ import pytest
 from jaxir import DualEncoder, ExactIndex
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
+from jaxir.models import packed
 from jaxir.retrieval.encoding.batch_runner import Runner
-from jaxir.retrieval.encoding.text_encoder import EMBED
+from jaxir.retrieval.encoding.tower_functions import EMBED, PACKED
 from jaxir.retrieval.indexes.milvus_index import MilvusIndex
 from jaxir.retrieval.ranking.fusion import reciprocal_rank_fusion
 from jaxir.runtime import cpu
@@ -24,6 +25,7 @@ from jaxir.serving.engines import DenseEngine
 from jaxir.serving.examples import phrase_of
 from jaxir.serving.few_shapes import ROWS, lay_out, lengths_up_to
 from jaxir.serving.limits import Limits
+from jaxir.serving.packed_shapes import BATCH_TOKENS, chosen, fill_rows, plan
 from jaxir.serving.service import Service
 from tests.retrieval.conftest import random_texts, write_jsonl
 from tests.serving.conftest import answered, result_of
@@ -68,13 +70,43 @@ def test_texts_are_padded_to_the_shapes_that_are_ready():
     assert lay_out([5], [(4, 64)], call_tokens=0) == [(4, 64, [0])]
 
 
-def test_vectors_equal_the_models_and_nothing_compiles_after_start(world):
+def test_rows_begin_with_the_oldest_text_and_take_what_fits():
+    rows = fill_rows([100, 30, 60, 20, 68, 8], [128])
+    assert [(row.texts, row.tokens) for row in rows] == [([0, 3, 5], 128), ([1, 4], 98), ([2], 60)]
+    assert [row.texts for row in fill_rows([2] * 20, [128])] == [list(range(16)), [16, 17, 18, 19]]
+    assert [row.length for row in fill_rows([10, 200, 100], [128, 256])] == [128, 256]
+
+
+def test_batch_takes_the_oldest_texts_up_to_its_tokens_and_shares_few_texts():
+    sizes = np.random.default_rng(0).integers(10, 121, 60).tolist()
+    waiting = list(range(60))
+    while waiting:
+        texts = chosen([sizes[n] for n in waiting], idle=1, max_length=256)
+        assert texts[0] == 0 and len(set(texts)) == len(texts)
+        assert sum(sizes[waiting[n]] for n in texts) <= BATCH_TOKENS
+        waiting = [text for n, text in enumerate(waiting) if n not in texts]
+    assert chosen([60] * 4, idle=2, max_length=256) == [0, 1]  # the other thread gets the other two
+    assert chosen([512, 10], idle=1, max_length=512) == [0]
+
+
+def test_plan_fits_the_programs_that_are_ready():
+    assert plan([5, 200, 7], [(1, 64), (1, 256)]) == [(256, [[0, 1, 2]])]
+    shapes = [(1, 16), (1, 64), (1, 128), (2, 128), (4, 128)]
+    assert plan([5], shapes) == [(16, [[0]])]
+    batches = plan([100] * 7, shapes)
+    assert [(length, len(rows)) for length, rows in batches] == [(128, 4), (128, 2), (128, 1)]
+    assert sorted(text for _, rows in batches for row in rows for text in row) == list(range(7))
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_vectors_equal_the_models_and_nothing_compiles_after_start(world, monkeypatch, packs):
+    monkeypatch.setattr(packed, "packs", lambda model, tower: packs)
     engine = DenseEngine(world.encoder, {}, k=1)
     engine.warm_up(1)
     texts = ["", *random_texts(37, seed=9)]
     for tower in ("query", "passage"):
         shapes = engine._variant(0)
-        programs = shapes._runner.program(EMBED[tower]).executables
+        programs = shapes._runner.program((PACKED if packs else EMBED)[tower]).executables
         assert set(programs) == set(shapes.shapes(world.encoder.text_settings(tower)[1]))
         assert len(programs) == engine.compiled_shapes(tower) > 3
         before = dict(programs)
@@ -105,7 +137,7 @@ def test_bfloat16_products_are_those_of_other_commands(world, monkeypatch):
     # Under the partitioner parameters have sharding constraints, and products return float32.
     engine = DenseEngine(encoder, {}, k=1)
     runner, ids = engine._variant(0)._runner, jax.ShapeDtypeStruct((2, 16), np.int32)
-    lowered = runner.program(EMBED["query"]).jitted.lower(runner.parameters, (ids,)).as_text()
+    lowered = runner.program(PACKED["query"]).jitted.lower(runner.parameters, (ids, ids)).as_text()
     found = re.findall(r"dot_general.*: \(tensor<\S*xbf16>, tensor<\S*xbf16>\) -> tensor<\S*x(\w+)>", lowered)
     assert found.count("f32") >= 6 * encoder.model.config.backbone.num_layers
     assert "sdy.sharding_constraint" in lowered

@@ -1,4 +1,7 @@
-"""The functions of a dual encoder that `Runner` compiles: token ids [B, L] -> vectors [B, D] of a tower."""
+"""The functions of a dual encoder that `Runner` compiles: token ids [B, L] -> vectors [B, D] of a tower.
+
+Those of `PACKED` map rows of several texts, as `models.packed.encode` describes.
+"""
 
 import functools
 from collections.abc import Callable
@@ -7,6 +10,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxir.models import packed
 from jaxir.models.dual_encoder import DualEncoderModel
 
 Tower = Literal["query", "passage"]
@@ -20,7 +24,16 @@ def _embed_passage(model: DualEncoderModel, ids: jax.Array) -> jax.Array:
     return model.encode(ids, tower="passage")
 
 
+def _pack_query(model: DualEncoderModel, ids: jax.Array, texts: jax.Array) -> jax.Array:
+    return packed.encode(model, ids, texts, tower="query")
+
+
+def _pack_passage(model: DualEncoderModel, ids: jax.Array, texts: jax.Array) -> jax.Array:
+    return packed.encode(model, ids, texts, tower="passage")
+
+
 EMBED = {"query": _embed_query, "passage": _embed_passage}
+PACKED = {"query": _pack_query, "passage": _pack_passage}
 
 
 @functools.cache  # one function object for each program (see `batch_runner.Function`)
