@@ -10,6 +10,7 @@ JAX is imported inside functions, because a restart must happen before that.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import sys
@@ -56,6 +57,12 @@ def _would_help() -> bool:
         return library == "glibc" and numbers >= SINCE and "[madvise]" in _SYSTEM.read_text()
     except (AttributeError, ValueError, OSError):  # not Linux, or not glibc
         return False
+
+
+def release_memory() -> None:
+    """Returns freed memory, such as a compiler's, to the system; does nothing without glibc."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def when_done(found: Any) -> Any:

@@ -1,6 +1,6 @@
 """Runs a model on texts that share rows (`models.packed`), so that ten programs take any texts.
 
-A row has whole texts, up to `ROW` tokens of them, or one longer text and what fits beside it. Every row begins
+A row has whole texts, up to `ROW` tokens, or one longer text and what fits beside it. Every row begins
 with the oldest text that is left, and the largest texts that fit fill the row. So no text waits long, and 64
 waiting texts fill rows to 97 %.
 """

@@ -33,6 +33,11 @@ class Reranker:
         self.encoder, self.depth = CrossEncoder.load(spec, devices=local_devices()[:1]), depth
         self.shapes = FewShapes(self.encoder.model)
 
+    @property
+    def compiled_shapes(self) -> int:
+        """The number of compiled programs that are counted."""
+        return len(self.shapes.compiled)
+
     def prepare(self) -> None:
         """Compiles the shapes that the first request needs."""
         self.shapes.prepare(score_pairs, self.encoder.max_length, columns=2)
@@ -92,6 +97,10 @@ class HybridReranker(Reranker):
 
     def __init__(self, encoder: HybridEncoder, *, depth: int):
         self.encoder, self.depth = encoder, depth
+
+    @property
+    def compiled_shapes(self) -> int:
+        return 0  # the encoder's own runner compiles
 
     def prepare(self) -> None:
         """Compiles the programs of a short pair."""

@@ -17,7 +17,7 @@ from jaxir.retrieval.encoding.any_encoder import AnyEncoder, load_served
 from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
 from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
-from jaxir.runtime.cpu import Dtype
+from jaxir.runtime.cpu import Dtype, release_memory
 from jaxir.serving.batcher import Batcher
 from jaxir.serving.embedder import Embedder, served_name
 from jaxir.serving.engines import Answer, DenseEngine, Question, SparseEngine
@@ -183,9 +183,13 @@ class Service:
 
     def _compile_rest(self) -> None:
         """Compiles the remaining programs, also those for new prompts, while requests are answered."""
+        known = 0
         while not self._stop.is_set():
             for each in (*self._engines(), *filter(None, [self.reranker])):
                 each.compile_rest(self._stop)
+            if (count := sum(self.compiled_shapes().values())) > known:
+                known = count
+                release_memory()
             self._stop.wait(1.0)
 
     async def search(
@@ -328,7 +332,7 @@ class Service:
     def compiled_shapes(self) -> dict[tuple[str, str], int]:
         """Returns the number of compiled programs by engine and tower."""
         of_texts = {(e.name, t): e.compiled_shapes(t) for e in self._dense_engines() for t in e.towers}
-        of_pairs = {(RERANKED, "pair"): len(self.reranker.shapes.compiled)} if self.reranker else {}
+        of_pairs = {(RERANKED, "pair"): self.reranker.compiled_shapes} if self.reranker else {}
         return of_texts | of_pairs
 
     def texts_cut(self) -> dict[tuple[str, str], int]:

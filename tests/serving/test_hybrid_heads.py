@@ -53,3 +53,7 @@ def test_rerank_orders_by_the_sum(service, encoder):
     sums = encoder.similarity(encoder.encode_queries(["a cat"]), encoder.encode_passages(TEXTS[:2]))["sum"][0]
     assert status == 200 and [rank["index"] for rank in ranks] == np.argsort(-sums).tolist()
     np.testing.assert_allclose([rank["score"] for rank in ranks], np.sort(sums)[::-1], rtol=1e-5)
+
+
+def test_programs_are_counted_although_the_reranker_has_none_of_its_own(service):
+    assert service.compiled_shapes()["reranked", "pair"] == 0

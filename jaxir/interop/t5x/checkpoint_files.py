@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorstore
 from flax import serialization
 from flax.traverse_util import unflatten_dict
 
@@ -198,6 +197,8 @@ def write(
 
 def _write_zarr(directory: str | Path, path: str, value: Any) -> dict[str, Any]:
     """Writes one array; returns the array's specification for the index."""
+    import tensorstore
+
     name, value = f"target.{path.replace('/', '.')}", np.ascontiguousarray(value, np.float32)
     metadata = {
         "chunks": _chunks(value.shape, value.itemsize),

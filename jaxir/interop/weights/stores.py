@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
-import tensorstore
 
 from jaxir.core.errors import UserError
 from jaxir.interop.weights import array_checksums
@@ -84,6 +83,8 @@ def open_arrays(
     Raises:
       UserError: an array is missing or damaged; also raised by later reads.
     """
+    import tensorstore
+
     if sums is not None and (differing := sorted({*sums} ^ {*specs})):
         raise UserError(
             f"{where} is damaged: arrays are missing or were added ({', '.join(differing[:3])}); copy it"
