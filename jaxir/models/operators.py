@@ -10,7 +10,9 @@ import jax
 from jax.extend.core import Primitive
 
 F = TypeVar("F", bound=Callable[..., jax.Array])
+Watcher = Callable[[str, tuple[Any, ...]], None]  # called with an operator's name and positional arguments
 _named = contextvars.ContextVar("_named", default=False)
+_watcher = contextvars.ContextVar[Watcher | None]("_watcher", default=None)
 
 
 @contextlib.contextmanager
@@ -24,6 +26,16 @@ def named() -> Iterator[None]:
         yield
     finally:
         _named.reset(token)
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Calls `watcher` before each call of an `operator`."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 def operator(function: F) -> F:
@@ -47,6 +59,8 @@ def operator(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: jax.Array | None, **settings: Any) -> jax.Array:
+        if (watcher := _watcher.get()) is not None:
+            watcher(function.__name__, args)
         if not _named.get():
             return function(*args, **settings)
         given = tuple(a is not None for a in args)

@@ -18,7 +18,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxir.core.errors import UserError
 from jaxir.core.features import PADDING_TOKEN
 from jaxir.core.installation import how_to_install
-from jaxir.interop.exports import exported, onnx_operators, onnx_readme
+from jaxir.interop.exports import exported, onnx_operators, onnx_outliers, onnx_readme
 from jaxir.interop.exports.exported import ExportedFunction, ExportedModel
 from jaxir.interop.exports.onnx_readme import OUTPUTS, inputs_of
 from jaxir.models.operators import named
@@ -77,7 +77,9 @@ def _graph(source: ExportedModel, program: ExportedFunction, allowed: Operators)
         with named():
             traced = jaxpr_as_fun(jax.make_jaxpr(lambda *inputs: _computed(source, program, *inputs))(*given))
         onnx_operators.register()
-        with onnx_operators.own_operators(allowed == "onnxruntime"):
+        outliers = onnx_outliers.find(lambda: _computed(source, program, *_random_inputs(source, program)))
+        own = onnx_operators.own_operators(allowed == "onnxruntime")
+        with own, onnx_outliers.separated(outliers):
             model = to_onnx(
                 lambda *inputs: traced(*inputs)[0],
                 given,
@@ -116,6 +118,17 @@ def _computed(
     ids = jnp.where(input_ids == (pad_swap or 0), PADDING_TOKEN, ids)
     found = program.compute(source.model, jnp.where(attention_mask != 0, ids, 0), *token_types)
     return found if found.ndim == 2 else found[:, None]
+
+
+def _random_inputs(source: ExportedModel, program: ExportedFunction) -> list[jax.Array]:
+    """Returns int32 inputs [8, 64]: random tokens between those that the tokenizer adds."""
+    shape = 8, min(64, source.model.config.backbone.max_positions or 64)
+    ids = np.random.default_rng(0).integers(1, source.model.config.backbone.vocab_size, shape)
+    (added,) = source.tokenizer.encode_batch([""], max_length=shape[1])
+    if len(added):
+        ids[:, 0], ids[:, -1] = added[0], added[-1]
+    inputs = ids, np.ones(shape), np.zeros(shape)
+    return [jnp.asarray(x, jnp.int32) for x in inputs[: len(inputs_of(program))]]
 
 
 def _take_int64(graph: onnx_ir.Graph) -> None:

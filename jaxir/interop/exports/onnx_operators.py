@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxir.interop.exports import onnx_outliers
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
@@ -78,10 +80,22 @@ def _evened(graph: _Graph, matrix: ir.Value) -> tuple[ir.Value, ir.Value | None]
 
 
 def _linear(graph: _Graph, x: ir.Value, kernel: ir.Value, bias: ir.Value | None) -> ir.Value:
+    channels = None if kernel.const_value is None else onnx_outliers.of_kernel(kernel.const_value.numpy())
     kernel, scales = _evened(graph, kernel)
-    y = graph("MatMul", x, kernel)
+    y = graph("MatMul", x, kernel) if channels is None else _product_by_parts(graph, x, kernel, channels)
     y = y if scales is None else graph("Mul", y, scales)
     return y if bias is None else graph("Add", y, bias)
+
+
+def _product_by_parts(graph: _Graph, x: ir.Value, kernel: ir.Value, channels: np.ndarray) -> ir.Value:
+    """Returns x W as the sum of the product without some channels of x, and the product of these alone."""
+    numbers = kernel.const_value.numpy()
+    others = np.ones(len(numbers), np.float32)
+    others[channels] = 0
+    part = graph("Gather", x, graph.constant(channels, np.int64), axis=-1)
+    part = graph("MatMul", part, graph.constant(numbers[channels], np.float32))
+    y = graph("MatMul", graph("Mul", x, graph.constant(others, np.float32)), kernel)
+    return graph("Add", y, part)
 
 
 def _layer_norm(
