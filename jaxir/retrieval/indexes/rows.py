@@ -48,6 +48,15 @@ def without(shards: Sequence[np.ndarray], gone: np.ndarray) -> list[np.ndarray]:
     return parts
 
 
+def directory_of(shards: Sequence[np.ndarray]) -> Path | None:
+    """Returns the writable directory of memory-mapped shards, else None.
+
+    Its disk has room for temporary files of this size; the system's temporary directory may be in memory.
+    """
+    mapped = getattr(shards[0], "filename", None)
+    return Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
+
+
 @contextlib.contextmanager
 def contiguous(
     shards: Sequence[np.ndarray], similarity: Similarity, *, zeros: np.ndarray = NO_ROWS
@@ -59,10 +68,7 @@ def contiguous(
     if ready and len(shards) == 1 and not len(zeros):
         yield shards[0]
         return
-    # The file is next to the shards, on a disk with room; the system's temporary directory may be in memory.
-    mapped = getattr(shards[0], "filename", None)
-    near = Path(mapped).parent if mapped and os.access(Path(mapped).parent, os.W_OK) else None
-    with tempfile.TemporaryFile(dir=near) as file:
+    with tempfile.TemporaryFile(dir=directory_of(shards)) as file:
         # Write to the file, because a memory map does not report a full disk.
         for part in zeroed(shards, zeros, BLOCK):
             file.write(np.ascontiguousarray(part if ready else normalize(part), np.float32).data)

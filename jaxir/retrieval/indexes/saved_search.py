@@ -101,14 +101,15 @@ class SavedSearch:
 
 
 def _in_one_leaf(index: ScannIndex) -> ScannIndex:
-    """Returns the index without SOAR, which ScaNN's TensorFlow operations lack, tuned for the same recall."""
+    """Returns the index without what TensorFlow operations lack, tuned for the recall that is left."""
     plain = index.without_soar()
     if not index.tuned:
         return plain
     from jaxir.retrieval.indexes.tuning import Trial, tune  # imported here, because it imports JAX
 
     trial = Trial(index.vectors(), index.ids, similarity=index.info.similarity)
-    return tune(plain, trial, target=min(trial.recall(index, trial.tuning()), MOST))[0]
+    recall = trial.recall(index.without_residuals(), trial.tuning())
+    return tune(plain, trial, target=min(recall, MOST))[0]
 
 
 def _state(directory: Path) -> Any:

@@ -14,6 +14,7 @@ import numpy as np
 
 from jaxir.core.errors import UserError
 from jaxir.retrieval.indexes.outliers import Outliers
+from jaxir.retrieval.indexes.residuals import Residuals
 from jaxir.storage.files import inside
 from jaxir.storage.npy import pieces
 
@@ -34,20 +35,25 @@ def check_assets(directory: Path) -> None:
 
 @contextlib.contextmanager
 def stored_vectors(
-    directory: Path, storage: Storage, outliers: Outliers | None = None
+    directory: Path, storage: Storage, outliers: Outliers | None = None, residuals: Residuals | None = None
 ) -> Iterator[np.ndarray]:
     """Yields the float32 vectors [N, D] of a saved index, memory-mapped, in the order of its ids."""
-    name = "dataset.npy" if storage == "float32" else f"{storage}_dataset.npy"
-    stored = np.load(directory / ASSETS / name, mmap_mode="r")
+    multipliers = None
+    if storage == "int8":
+        stored, multipliers = int8_vectors(directory / ASSETS)
+    else:
+        name = "dataset.npy" if storage == "float32" else "bfloat16_dataset.npy"
+        stored = np.load(directory / ASSETS / name, mmap_mode="r")
     if storage == "float32" and not outliers:
         yield stored
         return
-    multipliers = np.load(directory / ASSETS / "int8_multipliers.npy") if storage == "int8" else None
     with tempfile.TemporaryFile(dir=directory if os.access(directory, os.W_OK) else None) as file:
         start = 0
         for part in pieces([stored], BLOCK):
             if multipliers is not None:
                 vectors = part / multipliers
+                if residuals:
+                    vectors += residuals.decoded(start, start + len(part))
             elif storage == "bfloat16":  # a bfloat16's bits are the upper half of a float32
                 vectors = (part.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
             else:
@@ -58,3 +64,8 @@ def stored_vectors(
             start += len(part)
         file.flush()
         yield np.memmap(file, np.float32, "r", shape=stored.shape)
+
+
+def int8_vectors(assets: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ScaNN's int8 vectors [N, D], memory-mapped, and the multipliers [D] that scaled them."""
+    return np.load(assets / "int8_dataset.npy", mmap_mode="r"), np.load(assets / "int8_multipliers.npy")

@@ -24,8 +24,9 @@ from jaxir.retrieval.indexes.documents import Documents
 from jaxir.retrieval.indexes.ids import descending_ranks
 from jaxir.retrieval.indexes.index_info import IndexInfo, Similarity
 from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outliers, no_outliers
-from jaxir.retrieval.indexes.rows import contiguous, main_directions, without
-from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, stored_vectors
+from jaxir.retrieval.indexes.residuals import BITS, Residuals, find_residuals, load_residuals
+from jaxir.retrieval.indexes.rows import contiguous, directory_of, main_directions, without
+from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, int8_vectors, stored_vectors
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.temporary_outputs import temporary_directory
 
@@ -41,6 +42,8 @@ ENERGY, NEARLY_ALL = 0.9, 0.75
 # CANDIDATES_PER_ANSWER more candidates and LEAF_DOCUMENTS_PER_ANSWER more documents in the searched leaves.
 # With fewer, even a perfect tree misses some documents.
 TUNED_FOR, CANDIDATES_PER_ANSWER, LEAF_DOCUMENTS_PER_ANSWER = 10, 4, 40
+# The best k + k / MORE_SHARE + MORE documents by int8 are ordered again, by int8 and residuals.
+MORE_SHARE, MORE = 2, 5
 
 
 class ScannIndex(VectorIndex):
@@ -57,6 +60,7 @@ class ScannIndex(VectorIndex):
 
     Attributes:
       outliers: rows that are zeros in ScaNN; `search` compares them with every query.
+      residuals: what int8 rounds off; None: the vectors are not int8, or an older jaxir saved the index.
     """
 
     engine = "scann"
@@ -68,10 +72,12 @@ class ScannIndex(VectorIndex):
         documents: Documents | None,
         searcher: Any,
         outliers: Outliers | None = None,
+        residuals: Residuals | None = None,
     ):
         super().__init__(info, ids, documents)
         self._built = searcher
         self.outliers = outliers or no_outliers(info.dimension)
+        self.residuals = residuals
         self._waiting: list[np.ndarray] | None = None
         self._near: Path | None = None  # parent of temporary directories for vectors; None: the system's
         self._hold(ids)
@@ -84,12 +90,13 @@ class ScannIndex(VectorIndex):
     def build(
         cls, embeddings: Embeddings, ids: Sequence[str], *, storage: Storage = "float32", **facts: Any
     ) -> "ScannIndex":
-        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1 bytes per number.
+        """Makes an index of vectors; ScaNN copies them into memory, with 4, 2 or 1.5 bytes per number.
 
         Args:
           embeddings: float32 vectors [N, D], an array or its shards.
           ids: N distinct ids.
           storage: type of the stored vectors, which decide the order of results; smaller types cost recall.
+            int8 has four more bits per number, which only the best candidates are compared by.
           **facts: `similarity` ("cosine", the default, or "dot"), and the `model` and its `fingerprint`.
 
         Raises:
@@ -105,11 +112,10 @@ class ScannIndex(VectorIndex):
             directions += directions % 2  # make it even, because a 4-bit code covers two directions
             if directions <= NEARLY_ALL * dimension:
                 settings["directions"] = directions
-        settings["storage"] = storage
-        if len(outliers):
-            settings["outliers"] = len(outliers)
-        searcher = _build(shards, similarity, settings, outliers)
-        return cls(dataclasses.replace(info, settings=settings), list(ids), None, searcher, outliers)
+        settings |= _stored(storage, outliers)
+        searcher, residuals = _build(shards, similarity, settings, outliers)
+        info = dataclasses.replace(info, settings=settings)
+        return cls(info, list(ids), None, searcher, outliers, residuals)
 
     @staticmethod
     def settings_for(count: int) -> dict[str, Any]:
@@ -136,7 +142,8 @@ class ScannIndex(VectorIndex):
     def _searcher(self) -> Any:
         """ScaNN's searcher, built again if the vectors have changed."""
         if self._waiting is not None:
-            self._built = _build(self._waiting, self.info.similarity, self.info.settings, self.outliers)
+            how = self.info.similarity, self.info.settings, self.outliers
+            self._built, self.residuals = _build(self._waiting, *how)
             self._waiting = None
         return self._built
 
@@ -148,7 +155,8 @@ class ScannIndex(VectorIndex):
         near = self._near if self._near and os.access(self._near, os.W_OK) else None
         with temporary_directory(near) as place:
             self._save_engine(place)
-            with stored_vectors(place, self.info.settings["storage"], self.outliers) as vectors:
+            storage = self.info.settings["storage"]
+            with stored_vectors(place, storage, self.outliers, self.residuals) as vectors:
                 return [vectors]  # the memory map stays readable after its file is removed
 
     def _add(self, shards: list[np.ndarray], ids: list[str]) -> None:
@@ -169,20 +177,28 @@ class ScannIndex(VectorIndex):
         tree, int8 = "leaves" in settings, settings["storage"] == "int8"
         outliers = find_outliers(vectors, self.info.similarity, tree=tree, int8=int8)
         settings = {name: value for name, value in settings.items() if name != "outliers"}
-        if len(outliers):
-            settings["outliers"] = len(outliers)
+        settings |= _stored(settings["storage"], outliers)
         self.info = dataclasses.replace(self.info, settings=settings)
         self._waiting, self.outliers = vectors, outliers
         self._hold(ids)
 
     def without_soar(self) -> "ScannIndex":
-        """Returns an index with each vector in one leaf, as TensorFlow operations need; recall is lower."""
-        left_out = ("soar", "directions")
+        """Returns an index with each vector in one leaf and no residuals, as TensorFlow operations need.
+
+        Its recall is lower.
+        """
+        left_out = ("soar", "directions", "residual_bits")
         settings = {name: value for name, value in self.info.settings.items() if name not in left_out}
         other = copy.copy(self)
         other.info = dataclasses.replace(self.info, settings=settings)
-        other._built = _build(self.vectors(), self.info.similarity, settings, self.outliers)
-        other._waiting = None
+        other._built, _ = _build(self.vectors(), self.info.similarity, settings, self.outliers)
+        other.residuals = other._waiting = None
+        return other
+
+    def without_residuals(self) -> "ScannIndex":
+        """Returns an index that orders documents by int8 alone."""
+        other = copy.copy(self)
+        other._built, other._waiting, other.residuals = self._searcher, None, None
         return other
 
     def candidates(self, k: int) -> dict[str, int]:
@@ -206,11 +222,11 @@ class ScannIndex(VectorIndex):
         found, values = self._nearest(queries, k)
         if len(self.outliers):
             # Search more if rows of zeros took ranks of other rows, so that fewer than k others were found.
-            places = max(0, k - (self.info.count - len(self.outliers)))
+            places = max(0, found.shape[1] - (self.info.count - len(self.outliers)))
             if (np.isin(found, self.outliers.rows).sum(axis=1) > places).any():
                 found, values = self._nearest(queries, min(k + len(self.outliers), self.info.count))
         elif len(queries) == 1 and self._in_order(found[0], values[0], k):
-            return values, [self._names[found[0]].tolist()]
+            return values[:, :k], [self._names[found[0, :k]].tolist()]
         # Vectorised over queries, because a loop took a quarter of a batch's time.
         real = np.isfinite(values) & (found < self.info.count)
         rows = np.where(real, found, 0).astype(np.int64)
@@ -236,7 +252,17 @@ class ScannIndex(VectorIndex):
         # Search a single query on one thread, because waking other threads costs more than they save.
         one = len(queries) == 1
         search = self._searcher.search_batched if one else self._searcher.search_batched_parallel
-        return search(queries, final_num_neighbors=k, **self.candidates(k))
+        if self.residuals is None:
+            return search(queries, final_num_neighbors=k, **self.candidates(k))
+        candidates = self.candidates(k)
+        # Do not make ScaNN compare more documents by int8 than it would otherwise.
+        most = candidates.get("pre_reorder_num_neighbors", self.info.count)
+        more = min(k + k // MORE_SHARE + MORE, most)
+        found, values = search(queries, final_num_neighbors=more, **candidates)
+        # A missing document is row 0 with the score NaN.
+        values = values + self.residuals.products(queries, found)
+        order = np.arange(len(queries))[:, None], np.argsort(-values, axis=1)
+        return found[order], values[order]
 
     def _in_order(self, rows: np.ndarray, values: np.ndarray, k: int) -> bool:
         """Returns whether one query's results [K] are complete and have no equal scores, as is usual."""
@@ -246,15 +272,10 @@ class ScannIndex(VectorIndex):
 
     def _save_engine(self, directory: Path) -> None:
         (directory / ASSETS).mkdir()
-        try:
-            self._searcher.serialize(str(directory / ASSETS), relative_path=True)
-        except RuntimeError as error:  # the error names neither a file nor a reason
-            free = shutil.disk_usage(directory).free
-            raise UserError(
-                f"ScaNN could not write its index ({error}): free space on the disk, which has"
-                f" {free / 1e6:,.1f} MB left, or give another --output"
-            ) from error
+        _serialize(self._searcher, directory / ASSETS)
         self.outliers.save(directory)
+        if self.residuals is not None:
+            self.residuals.save(directory)
 
     @classmethod
     def _load_engine(
@@ -274,31 +295,64 @@ class ScannIndex(VectorIndex):
             raise UserError(f"{directory} is damaged: {error}; build it again with jaxir.index") from None
         found = info.settings.get("outliers", 0)
         outliers = load_outliers(directory, found, dimension=info.dimension)
-        index = cls(info, ids, documents, searcher, outliers)
+        residuals = None
+        if info.settings.get("residual_bits"):
+            residuals = load_residuals(directory, info.count, dimension=info.dimension)
+        index = cls(info, ids, documents, searcher, outliers, residuals)
         index._near = directory.resolve().parent
         return index
 
 
+def _stored(storage: Storage, outliers: Outliers) -> dict[str, Any]:
+    """Returns the settings that say how vectors are stored."""
+    settings: dict[str, Any] = {"storage": storage}
+    if storage == "int8":
+        settings["residual_bits"] = BITS
+    if len(outliers):
+        settings["outliers"] = len(outliers)
+    return settings
+
+
 def _build(
     shards: Sequence[np.ndarray], similarity: Similarity, settings: Mapping[str, Any], outliers: Outliers
-) -> Any:
-    """Returns a ScaNN searcher for vectors [N, D], with zeros instead of the outliers."""
-    scann, reorder = _scann(), _reorder_type(settings["storage"])
+) -> tuple[Any, Residuals | None]:
+    """Returns a ScaNN searcher for vectors [N, D] with zeros instead of outliers, and int8's residuals."""
     with silenced(), contiguous(shards, similarity, zeros=outliers.rows) as vectors:
-        builder = scann.builder(vectors, 10, "dot_product")
-        if "leaves" not in settings:
-            return builder.score_brute_force(reorder).build()
-        if "directions" in settings:
-            builder = builder.pca(settings["directions"], pca_significance_threshold=None)
-        builder = builder.tree(
-            num_leaves=settings["leaves"],
-            num_leaves_to_search=settings["leaves_to_search"],
-            training_sample_size=min(len(vectors), TRAINING_SAMPLE),
-            soar_lambda=settings.get("soar"),
-            overretrieve_factor=SOAR_OVERRETRIEVE if "soar" in settings else None,
-        )
-        builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
-        return builder.reorder(settings["reorder"], reorder).build()
+        searcher = _build_searcher(vectors, settings)
+        if "residual_bits" not in settings:
+            return searcher, None
+        with temporary_directory(directory_of(shards)) as place:
+            _serialize(searcher, place)  # ScaNN gives its int8 vectors only as files
+            return searcher, find_residuals(vectors, *int8_vectors(place))
+
+
+def _serialize(searcher: Any, directory: Path) -> None:
+    try:
+        searcher.serialize(str(directory), relative_path=True)
+    except RuntimeError as error:  # the error names neither a file nor a reason
+        free = shutil.disk_usage(directory).free
+        raise UserError(
+            f"ScaNN could not write its index ({error}): free space on the disk, which has"
+            f" {free / 1e6:,.1f} MB left, or give another --output"
+        ) from error
+
+
+def _build_searcher(vectors: np.ndarray, settings: Mapping[str, Any]) -> Any:
+    scann, reorder = _scann(), _reorder_type(settings["storage"])
+    builder = scann.builder(vectors, 10, "dot_product")
+    if "leaves" not in settings:
+        return builder.score_brute_force(reorder).build()
+    if "directions" in settings:
+        builder = builder.pca(settings["directions"], pca_significance_threshold=None)
+    builder = builder.tree(
+        num_leaves=settings["leaves"],
+        num_leaves_to_search=settings["leaves_to_search"],
+        training_sample_size=min(len(vectors), TRAINING_SAMPLE),
+        soar_lambda=settings.get("soar"),
+        overretrieve_factor=SOAR_OVERRETRIEVE if "soar" in settings else None,
+    )
+    builder = builder.score_ah(2, anisotropic_quantization_threshold=0.2)
+    return builder.reorder(settings["reorder"], reorder).build()
 
 
 def _width(leaves: int) -> tuple[int, int]:

@@ -176,7 +176,8 @@ def _recall(directory: Path, index: Index) -> Recall | None:
         return None
     from jaxir.retrieval.indexes.tuning import Trial  # imported here, because it imports JAX
 
-    with stored_vectors(directory, index.info.settings["storage"], index.outliers) as vectors:
+    storage = index.info.settings["storage"]
+    with stored_vectors(directory, storage, index.outliers, index.residuals) as vectors:
         return Trial(vectors, index.ids, similarity=index.info.similarity).measure(index)
 
 
