@@ -80,8 +80,17 @@ def when_done(found: Any) -> Any:
 @functools.cache
 def has_quick_bfloat16() -> bool:
     """Returns whether this CPU multiplies bfloat16 natively (AVX512-BF16)."""
+    return _has(" avx512_bf16")
+
+
+def has_avx2() -> bool:
+    """Returns whether this CPU has AVX2 and FMA."""
+    return _has(" avx2 ") and _has(" fma ")
+
+
+def _has(flag: str) -> bool:
     try:
-        return " avx512_bf16" in _CPU_INFO.read_text()
+        return flag in _CPU_INFO.read_text()
     except OSError:
         return False
 

@@ -27,6 +27,7 @@ from jaxir.retrieval.indexes.outliers import Outliers, find_outliers, load_outli
 from jaxir.retrieval.indexes.residuals import BITS, Residuals, find_residuals, load_residuals
 from jaxir.retrieval.indexes.rows import contiguous, directory_of, main_directions, without
 from jaxir.retrieval.indexes.scann_files import ASSETS, Storage, check_assets, int8_vectors, stored_vectors
+from jaxir.retrieval.indexes.scann_instructions import use_avx2
 from jaxir.runtime.lean_tensorflow import import_tensorflow
 from jaxir.storage.temporary_outputs import temporary_directory
 
@@ -372,6 +373,7 @@ def _scann() -> ModuleType:
             if importlib.util.find_spec("scann"):
                 import_tensorflow()
             from scann.scann_ops.py import scann_ops_pybind
+        use_avx2()
     except ImportError as error:
         raise UserError(
             f"the scann backend needs ScaNN ({error}; Linux only): {how_to_install('scann')};"
