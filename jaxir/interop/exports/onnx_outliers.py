@@ -21,7 +21,7 @@ CHANNELS = 8  # number of channels with their own product; further ones gain not
 # The others must be smaller by this factor: then int8 has 1.6 more bits for them.
 _UNEVEN = 3.0
 
-_found = contextvars.ContextVar[Mapping[bytes, np.ndarray]]("_found", default={})
+_found = contextvars.ContextVar[Mapping[bytes, np.ndarray] | None]("_found", default=None)
 
 
 def find(compute: Callable[[], Any]) -> dict[bytes, np.ndarray]:
