@@ -162,8 +162,8 @@ def test_default_dynamic_quantization_keeps_vectors(tmp_path, minilm_folder):
         float32, int8 = (session_of(out / name).run(None, given)[0] for name in ("query.onnx", "int8.onnx"))
         np.testing.assert_allclose(float32, expected, atol=1e-5)
         cosines = (int8 * float32).sum(1)
-        assert cosines[-len(SENTENCES) :].min() > 0.994  # .991 without products of outliers
-        assert cosines.min() > 0.974  # the empty text has the lowest cosine
+        assert cosines[-len(SENTENCES) :].min() > 0.993  # .9915 without products of outliers
+        assert cosines.min() > 0.973  # the empty text has the lowest cosine
 
 
 def session_of(graph: Path):
