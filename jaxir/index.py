@@ -214,12 +214,12 @@ def _together(output: str) -> Iterator[None]:
 def _check_model(model: str, encoded: StoredEmbeddings) -> None:
     """Checks now, and not only in jaxir.search, that queries can be encoded with a model."""
     from jaxir.interop import model_dir
-    from jaxir.interop.model import stored
+    from jaxir.interop.model import identity
     from jaxir.retrieval.encoding.fixed_dimension_encoder import fingerprint_of
 
     of_tokens = encoded.lengths or encoded.info.fde
     found, known = model_dir.read(model, kind="multi_vector_encoder" if of_tokens else "dual_encoder")
-    known = stored.quantized_fingerprint(known or stored.fingerprint(found), encoded.info.weights)
+    known = identity.quantized_fingerprint(known or identity.fingerprint(found), encoded.info.weights)
     if fingerprint_of(known, encoded.info.fde) != encoded.info.fingerprint:
         raise UserError(f"--model={model} did not encode the passages: give the model that did")
 

@@ -96,7 +96,7 @@ def end(status: int) -> NoReturn:
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback if Ctrl-C arrives during shutdown
-    gc.collect()  # runs the finalizers of objects in reference cycles
+    gc.collect(1)  # runs the finalizers of recent objects in reference cycles; all take 0.1 s
     if status in STOPPED:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import os
 import re
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from jaxir.core.errors import UserError, suggest
@@ -51,6 +53,17 @@ def clone() -> Path | None:
     """Returns the root of the clone that jaxir runs from; None if it was installed from a wheel."""
     root = PACKAGE.parent
     return root if (root / "pyproject.toml").is_file() else None
+
+
+@functools.cache
+def state_of_code(*rooms: str) -> str:
+    """Returns the paths, sizes and times of the files of jaxir's rooms; they change when the code does."""
+    files = (path for room in rooms for path in sorted((PACKAGE / room).rglob("*.py")))
+    return states_of_files(files)
+
+
+def states_of_files(files: Iterable[Path]) -> str:
+    return " ".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
 
 
 def cache_directory() -> Path:

@@ -7,7 +7,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
 from jaxir.interop.build import Reader
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import Overrides
 from jaxir.interop.model.stored import StoredModel
@@ -35,7 +35,7 @@ class UnderIdentityProjection(Overrides):
 
         def built(found: StoredModel, _: str | None) -> LoadedModel:
             model = self._on_identity(found, seed)
-            fingerprint = stored.fingerprint(model)
+            fingerprint = identity.fingerprint(model)
             return LoadedModel(stored.build(model, partitioner), model.tokenizer, model.settings, fingerprint)
 
         return model_dir.read_with(built, self.source, tokenizer=self.tokenizer)

@@ -21,7 +21,7 @@ from jaxir.interop.huggingface import (
     hf_masked_lm,
     hf_sparse_encoder,
 )
-from jaxir.interop.model import kinds, multi_vector_start, stored
+from jaxir.interop.model import identity, kinds, multi_vector_start, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import ModelConfig, StoredModel
@@ -296,7 +296,7 @@ class FromScratch:
             )
         _, settings = self.outline()
         model = stored.initialize(self.config, seed=seed, partitioner=partitioner)
-        fingerprint = stored.initial_fingerprint(self.config, tokenizer, seed)
+        fingerprint = identity.initial_fingerprint(self.config, tokenizer, seed)
         return LoadedModel(model, tokenizer, settings, fingerprint)
 
     def outline(self, read: Reader | None = None) -> tuple[ModelConfig, EncoderSettings]:

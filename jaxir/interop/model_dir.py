@@ -25,7 +25,7 @@ from jaxir.core.platforms import check_devices
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import t5x, word_vector_files
 from jaxir.interop.huggingface import hf_hybrid_encoder, hf_sparse_encoder, named
-from jaxir.interop.model import kinds, lora, model_json, stored, stored_arrays
+from jaxir.interop.model import identity, kinds, lora, model_json, stored, stored_arrays
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.overrides import CommonOverrides, Overrides
 from jaxir.interop.model.stored import Base, LoadedModel, ModelConfig, StoredModel
@@ -89,8 +89,8 @@ def load(
         queries = None if found.queries is None else build(found.queries, None)
         model = changes.apply(found, seed=seed, where=spec)
         if fingerprint is None or changes.change_outputs():
-            fingerprint = stored.fingerprint(model)
-        fingerprint = stored.quantized_fingerprint(fingerprint, model.weights)
+            fingerprint = identity.fingerprint_once(model, same=model.params is found.params)
+        fingerprint = identity.quantized_fingerprint(fingerprint, model.weights)
         step = None if found.checkpoint is None else int(found.checkpoint.name)
         built = stored.build(lora.merged(model), mesh, halved=halved)
         return LoadedModel(built, model.tokenizer, model.settings, fingerprint, step, queries=queries)
@@ -161,7 +161,7 @@ def save(
 
 def fingerprint_of(model: nnx.Module, tokenizer: Tokenizer, settings: EncoderSettings) -> str:
     """Returns the fingerprint that the model has once it is saved and loaded."""
-    return stored.fingerprint(stored_model(model, tokenizer, settings, stored.params_of(model)))
+    return identity.fingerprint(stored_model(model, tokenizer, settings, stored.params_of(model)))
 
 
 def stored_model(
@@ -281,8 +281,8 @@ def write(directory: str | Path, model: StoredModel) -> None:
 
 
 def _describe(place: Path, model: StoredModel, sums: Mapping[str, int]) -> None:
-    of_params = {"fingerprint": stored.fingerprint(model), "sums": sums}
-    queries = None if model.queries is None else stored.fingerprint(model.queries)
+    of_params = {"fingerprint": identity.fingerprint(model), "sums": sums}
+    queries = None if model.queries is None else identity.fingerprint(model.queries)
     write_description(place, model.config, model.tokenizer, model.settings, **of_params, queries=queries)
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Protocol
 
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir
-from jaxir.interop.model import kinds, lora, stored
+from jaxir.interop.model import identity, kinds, lora, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import Base, ModelConfig, StoredModel
 from jaxir.interop.model_dir import LoadedModel
@@ -54,11 +54,11 @@ class Opened:
                 )
             if drawn:
                 made = stored.initialize(model.config, seed=seed, partitioner=partitioner)
-                fingerprint = stored.initial_fingerprint(model.config, model.tokenizer, seed)
+                fingerprint = identity.initial_fingerprint(model.config, model.tokenizer, seed)
                 return LoadedModel(made, model.tokenizer, model.settings, fingerprint)
             another = self.change_outputs() or kinds.of(model.config) is not kinds.of(found.config)
             if fingerprint is None or another:
-                fingerprint = stored.initial_fingerprint(
+                fingerprint = identity.initial_fingerprint(
                     model.config, model.tokenizer, seed, source=self.source
                 )
             base = self._base(found)

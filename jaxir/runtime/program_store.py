@@ -21,18 +21,18 @@ import jax
 import jax.monitoring
 import jaxlib
 
+from jaxir.core.installation import state_of_code, states_of_files
 from jaxir.runtime.compile_cache import processor, program_directory
 from jaxir.storage.files import atomic_file
 
 MAX_BYTES = 1 << 30  # maximum size of all stored programs; the least recently used are removed
-_ROOM = Path(__file__).resolve().parent
 # The code that models are made of. A program is compiled again after any of these files changes.
-_SOURCES = (_ROOM, _ROOM.parent / "models", _ROOM.parent / "retrieval/encoding")
+_SOURCES = ("runtime", "models", "retrieval/encoding")
 _ADDRESS = " at 0x"  # marks a repr that shows an object's address instead of its content
 
 
 class ProgramStore:
-    """The stored programs of one function of one kind of model; its arguments are (parameters, arrays).
+    """The stored programs of one function, such as a kind of model's forward pass.
 
     Nothing is stored or loaded if the user turned JAX's cache off, if a program runs on several devices, or
     if a repr does not show all settings of the model or function.
@@ -59,24 +59,27 @@ class ProgramStore:
             *(jax.__version__, jaxlib.__version__, processor()),
             *_described(function),
             _settings(),
-            _sources(),
+            state_of_code(*_SOURCES),
         ]
         if not any(_ADDRESS in text for text in described):
             self._directory = directory
             self._name = hashlib.sha256("\n".join(described).encode()).hexdigest()[:32]
 
     def program(
-        self,
-        num_parameters: int,
-        shape: tuple[int, ...],
-        num_arrays: int,
-        compile: Callable[[], jax.stages.Compiled],
+        self, label: str, arguments: tuple[Any, ...], result: Any, compile: Callable[[], jax.stages.Compiled]
     ) -> Any:
-        """Returns the stored program for arrays of `shape`, or calls `compile` and stores what it returns."""
+        """Returns the stored program, or calls `compile` and stores what it returns.
+
+        Args:
+          label: tells the programs of this function apart, by the shapes of its arguments.
+          arguments: nested lists and tuples with the structure of the arguments.
+          result: the same for the result.
+        """
         if self._directory is None:
             return compile()
-        path = self._directory / f"{self._name}-{num_arrays}x{'x'.join(map(str, shape))}"
-        found = _loaded(path, num_parameters, num_arrays, self._devices)
+        path = self._directory / f"{self._name}-{label}"
+        trees = jax.tree.structure((arguments, {})), jax.tree.structure(result)
+        found = _loaded(path, trees, self._devices)
         if found is None:
             _this_thread.found_in_cache = False
             found = compile()
@@ -86,6 +89,32 @@ class ProgramStore:
             if not _this_thread.found_in_cache:
                 _save(found, path)
         return found
+
+
+class StoredFunction:
+    """A jitted function that maps arrays to a tuple of arrays, with its programs in a `ProgramStore`.
+
+    Args:
+      jitted: the function.
+      store: where its programs are kept.
+      num_results: the length of the tuple.
+    """
+
+    def __init__(self, jitted: Any, store: ProgramStore, num_results: int):
+        self._jitted, self._store, self._result = jitted, store, (0,) * num_results
+        self._programs: dict[tuple[Any, ...], Any] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        key = tuple((x.shape, x.dtype) for x in arrays)
+        with self._lock:
+            if key not in self._programs:
+                described = " ".join(f"{dtype}{list(shape)}" for shape, dtype in key)
+                label = hashlib.sha256(described.encode()).hexdigest()[:16]
+                self._programs[key] = self._store.program(
+                    label, (0,) * len(arrays), self._result, lambda: self._jitted.lower(*arrays).compile()
+                )
+        return self._programs[key](*arrays)
 
 
 _this_thread = threading.local()
@@ -99,14 +128,12 @@ def _note(event: str, **_: Any) -> None:
 jax.monitoring.register_event_listener(_note)
 
 
-def _loaded(path: Path, num_parameters: int, num_arrays: int, devices: Sequence[jax.Device]) -> Any:
+def _loaded(path: Path, trees: tuple[Any, Any], devices: Sequence[jax.Device]) -> Any:
     """Returns a stored program, or None if it is not stored or cannot be loaded."""
     if not path.is_file():
         return None
     from jax.experimental import serialize_executable
 
-    arguments = ([0] * num_parameters, (0,) * num_arrays)
-    trees = jax.tree.structure((arguments, {})), jax.tree.structure(0)
     try:
         program = serialize_executable.deserialize_and_load(
             path.read_bytes(), *trees, backend=devices[0].client, execution_devices=devices
@@ -136,22 +163,14 @@ def _described(function: Callable[..., Any]) -> list[str]:
         return [repr(function.args), repr(function.keywords), *_described(function.func)]
     values = [repr(cell.cell_contents) for cell in function.__closure__ or ()]
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
-    return [f"{function.__module__}.{function.__qualname__}", *values, _states([Path(file)] if file else [])]
+    state = states_of_files([Path(file)] if file else [])
+    return [f"{function.__module__}.{function.__qualname__}", *values, state]
 
 
 def _settings() -> str:
     """Returns JAX's and XLA's settings, except where programs are kept."""
     values = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     return f"{sorted(values.items(), key=lambda item: item[0])} {os.environ.get('XLA_FLAGS', '')}"
-
-
-@functools.cache
-def _sources() -> str:
-    return _states(sorted(path for room in _SOURCES for path in room.glob("*.py")))
-
-
-def _states(files: Iterable[Path]) -> str:
-    return " ".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
 
 
 def _remove_oldest(directory: Path) -> None:

@@ -97,6 +97,21 @@ def is_intact(path: Path, expected: str, digest: Callable[[Path], str]) -> bool:
     return True
 
 
+def remembered(directory: Path, label: str, facts: str, compute: Callable[[], str]) -> str:
+    """Returns `compute()`, a text that depends only on `facts` and on the files of a directory.
+
+    The user's cache keeps the last text of each `label`. It is used until a file or `facts` changes.
+    """
+    state = hashlib.sha256(f"{facts} {_state(directory, _names(directory, ()))}".encode()).hexdigest()
+    path = directory / f".{label}"
+    noted, _, text = (_noted(path) or "").partition(" ")
+    if noted == state:
+        return text
+    text = compute()
+    _note(path, f"{state} {text}")
+    return text
+
+
 def _names(directory: Path, without: Collection[str]) -> list[str]:
     """Returns all files below a directory except hidden files, SHA256SUMS and those in `without`."""
     found = []

@@ -18,7 +18,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.build import FromScratch, Pretrained
 from jaxir.interop.hub import hub
-from jaxir.interop.model import stored, stored_run
+from jaxir.interop.model import identity, stored, stored_run
 from jaxir.models.bert import BertConfig
 from jaxir.models.dual_encoder import DualEncoderConfig, Projection
 from jaxir.runtime.partitioning import MeshConfig
@@ -293,8 +293,8 @@ def test_from_scratch_is_the_same_on_any_mesh_and_is_created_sharded():
     query, passage = (left[f"{tower}_encoder.layers.0.wi.kernel"] for tower in ("query", "passage"))
     assert np.abs(query - passage).max() > 0.01
     tokenizer = whole.tokenizer
-    assert whole.fingerprint == stored.initial_fingerprint(start.config, tokenizer, 1)
-    assert whole.fingerprint != stored.initial_fingerprint(start.config, tokenizer, 2)
+    assert whole.fingerprint == identity.initial_fingerprint(start.config, tokenizer, 1)
+    assert whole.fingerprint != identity.initial_fingerprint(start.config, tokenizer, 2)
     small = DualEncoderConfig(backbone=BertConfig(vocab_size=50))
     wide = DualEncoderConfig(backbone=BertConfig(embed_dim=2**30, num_heads=1))
     for changed, message in (

@@ -12,7 +12,7 @@ from jaxir.core.errors import UserError
 from jaxir.interop import formats, model_dir
 from jaxir.interop.exports import exported
 from jaxir.interop.huggingface import hf_seq2seq
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity
 from tests.interop.folders import GOLDEN, change, remove_tensors, tensors_of
 
 NAMES = ["seq2seq_1_0", "seq2seq_1_1"]
@@ -54,7 +54,7 @@ def test_folders_come_out_as_they_went_in(name, tmp_path):
     assert config["tie_word_embeddings"] == (name == "seq2seq_1_0")
     ours, again = model_dir.load(str(tmp_path / "ours"), kind="seq2seq"), hf_seq2seq.read(tmp_path / "theirs")
     golden = model_dir.load(f"hf:{GOLDEN / name}", kind="seq2seq")
-    assert ours.fingerprint == stored.fingerprint(again) == golden.fingerprint
+    assert ours.fingerprint == identity.fingerprint(again) == golden.fingerprint
     assert ours.settings == again.settings
     with pytest.raises(UserError, match=r"is a generator, which writes texts \(jaxir\.expand\); format st "):
         formats.convert(str(tmp_path / "ours"), tmp_path / "never", "st")
@@ -75,7 +75,7 @@ def test_tied_tables_are_written_twice_if_outputs_are_not_scaled(folder, tmp_pat
     np.testing.assert_array_equal(tensors["lm_head.weight"], tensors["shared.weight"])
     assert json.loads((theirs / "config.json").read_text())["tie_word_embeddings"] is False
     again = hf_seq2seq.read(theirs)
-    assert again.config.tied and stored.fingerprint(again) == stored.fingerprint(model)
+    assert again.config.tied and identity.fingerprint(again) == identity.fingerprint(model)
 
 
 def test_second_table_beside_tied_ones_is_reported(folder, capsys):

@@ -15,7 +15,7 @@ from jaxir.data.formats.sparse_vectors import read_sparse_vectors
 from jaxir.interop import formats
 from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf_sparse_encoder
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity
 from jaxir.models.sparse_encoder import pooled_logits
 from tests.interop.folders import GOLDEN, change, change_tensors, tensors_of
 
@@ -160,7 +160,7 @@ def test_files_that_are_downloaded_from_the_hub_suffice(name, tmp_path):
             (place / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / file, place / file)
         found = use(place)
-    assert stored.fingerprint(found) == stored.fingerprint(hf_sparse_encoder.read(source))
+    assert identity.fingerprint(found) == identity.fingerprint(hf_sparse_encoder.read(source))
 
 
 def test_refused_folders_say_why(folder, tmp_path):

@@ -14,7 +14,7 @@ from jaxir.interop import formats
 from jaxir.interop.build import PretrainedSparse
 from jaxir.interop.hub import hub_files
 from jaxir.interop.huggingface import hf_sparse_encoder
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity
 from jaxir.retrieval.indexes.base_index import load_index
 from jaxir.retrieval.indexes.sparse_building import build_of_texts
 from jaxir.retrieval.searcher import Searcher
@@ -115,7 +115,7 @@ def test_weights_of_a_json_file_and_older_names_are_read(tmp_path):
         (tmp_path / "downloaded" / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / file, tmp_path / "downloaded" / file)
     found = hf_sparse_encoder.read(tmp_path / "downloaded")
-    assert stored.fingerprint(found) == load("from_json").fingerprint
+    assert identity.fingerprint(found) == load("from_json").fingerprint
 
 
 def test_a_download_has_the_autoencoder_after_a_router(tmp_path):
@@ -127,7 +127,7 @@ def test_a_download_has_the_autoencoder_after_a_router(tmp_path):
             (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / file, tmp_path / file)
         found = use(tmp_path)
-    assert stored.fingerprint(found) == stored.fingerprint(hf_sparse_encoder.read(folder))
+    assert identity.fingerprint(found) == identity.fingerprint(hf_sparse_encoder.read(folder))
 
 
 def test_lengths_of_both_sides_are_written(tmp_path):

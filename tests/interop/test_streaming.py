@@ -16,7 +16,7 @@ from jaxir.core.errors import UserError
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir, t5x
 from jaxir.interop.huggingface import sentence_transformers
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import StoredModel
 from jaxir.interop.weights.lazy import LazyArray
@@ -73,7 +73,7 @@ def test_few_arrays_are_in_memory_at_a_time(tmp_path, at_rest, write, spec, capf
     for name, value in model.params.items():
         np.testing.assert_array_equal(written.params[name], np.asarray(value), err_msg=name)
     if fingerprint is not None:
-        assert fingerprint == stored.fingerprint(model)
+        assert fingerprint == identity.fingerprint(model)
 
 
 def test_a_file_of_tensors_is_the_one_that_the_library_writes(tmp_path):

@@ -12,7 +12,7 @@ from flax import nnx, serialization
 from jaxir import cli
 from jaxir.core.errors import UserError
 from jaxir.interop import model_dir, t5x
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity
 from jaxir.models.decoding import Decoding
 from tests.interop import t5x_reader, t5x_writer
 from tests.interop.folders import GOLDEN
@@ -62,7 +62,7 @@ def test_exported_generator_is_read_without_jaxir_and_by_jaxir(name, tmp_path):
     # Convert to a folder of transformers; the tokenizer is found beside the checkpoint.
     assert convert(f"t5x:{tmp_path}/out", tmp_path / "hf", "--to=hf", "--kind=seq2seq") == 0
     before, after = (model_dir.read(f"hf:{f}", kind="seq2seq")[0] for f in (GOLDEN / name, tmp_path / "hf"))
-    assert stored.fingerprint(after) == stored.fingerprint(before)
+    assert identity.fingerprint(after) == identity.fingerprint(before)
     config = json.loads((tmp_path / "hf/config.json").read_text())
     assert config["architectures"] == ["T5ForConditionalGeneration"]
 

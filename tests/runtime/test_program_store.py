@@ -118,3 +118,29 @@ def test_program_that_jax_found_in_its_cache_is_not_stored(filled, tmp_path):
     for _ in range(2):  # JAX would store a program that the next process loads, but cannot run
         assert encoded(tmp_path, GOLDEN / "bert", **cache) == (filled[1], 1)
     assert not stored.exists()
+
+
+SEARCH = """
+import sys
+import numpy as np
+from jaxir.retrieval.indexes import topk
+from jaxir.retrieval.indexes.exact import ExactIndex
+
+traces = []
+trace = topk._products
+topk._products = lambda *arrays, **how: (traces.append(1), trace(*arrays, **how))[1]
+index = ExactIndex.build(np.eye(200, 16, dtype=np.float32) + 0.1, [str(n) for n in range(200)])
+print(index.search(np.eye(1, 16, dtype=np.float32), 3)[1], len(traces))
+"""
+
+
+def test_later_process_searches_without_tracing(tmp_path):
+    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "XLA_FLAGS": os.environ["JAXIR_QUICK_XLA_FLAGS"]}
+    del env["JAX_COMPILATION_CACHE_DIR"]
+    runs = [
+        subprocess.run([sys.executable, "-c", SEARCH], env=env, capture_output=True, text=True, timeout=300)
+        for _ in range(2)
+    ]
+    answers, traces = zip(*(run.stdout.rsplit(" ", 1) for run in runs), strict=True)
+    assert answers[0] == answers[1] and "'0'" in answers[0]
+    assert [int(n) for n in traces] == [1, 0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxir.core.errors import UserError
 from jaxir.core.values import Natural, check_value, fits, hints_of
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity
 from jaxir.interop.weights.weights import require
 from jaxir.models import backbones
 from jaxir.models.backbones import BackboneConfig
@@ -109,7 +109,7 @@ def _check_whole(config: BackboneConfig, read: BackboneConfig) -> None:
     """Checks that `read`, from the written file, equals `config`; a user's table may omit fields."""
     for field in dataclasses.fields(config):
         name = field.name
-        computed = name in stored.EXECUTION or name.endswith(stored.DROPOUT)
+        computed = name in identity.EXECUTION or name.endswith(identity.DROPOUT)
         if computed or getattr(config, name) == getattr(read, name):
             continue
         raise UserError(

@@ -1,5 +1,6 @@
 """Opens models by `hf:NAME` and `st:NAME`: finds the folder, and the kind of the model in the folder."""
 
+import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -56,6 +57,13 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
     dual encoder: folders of T5 hold both a dual encoder and a generator. Without `weights`, a dual encoder of
     "hf" gets placeholders (`stored.shapes_alone`).
     """
+    found, directory = _read(form, name, kind, weights)
+    alone = weights and found.base is None  # a base is in another folder
+    return dataclasses.replace(found, folder=directory) if alone else found
+
+
+def _read(form: str, name: str, kind: str | None, weights: bool) -> tuple[StoredModel, Path]:
+    """Returns the model and its folder."""
     if form == "st" and kind not in ("cross_encoder", "seq2seq"):
         return _read_sentence_transformers(name, kind)
     owner = "cross-encoder" if (form, kind) == ("st", "cross_encoder") else None
@@ -67,26 +75,27 @@ def read(form: str, name: str, kind: str | None, *, weights: bool = True) -> Sto
         check=lambda directory: hf.read_architecture(peft.base_directory(directory)),
     )
     if kind == "seq2seq":
-        return hf_seq2seq.read(directory)
+        return hf_seq2seq.read(directory), directory
     if kind != "cross_encoder" and hf_hybrid_encoder.is_one(directory):
-        return hf_hybrid_encoder.read(directory)
+        return hf_hybrid_encoder.read(directory), directory
     if kind in ("hybrid_encoder", "multi_vector_encoder"):
         raise UserError(f"hf:{name} has no head for {_OF_TOKENS[kind]}: give a model that has one")
     if kind == "sparse_encoder":
-        return hf_sparse_encoder.from_language_model(directory)
+        return hf_sparse_encoder.from_language_model(directory), directory
     if kind == "cross_encoder" or (kind is None and hf_cross_encoder.is_one(peft.base_directory(directory))):
-        return hf_cross_encoder.read(directory)
+        return hf_cross_encoder.read(directory), directory
     encoder, tokenizer = hf.read(directory, weights=weights)
     pooling = _pooling(peft.base_directory(directory))
     config = DualEncoderConfig(backbone=encoder.config, pooling=pooling, adapters=encoder.adapters)
     length = min(_DEFAULT_LENGTH, encoder.config.max_positions or _DEFAULT_LENGTH)
-    return StoredModel(
+    found = StoredModel(
         config=config,
         params=encoder.in_model if weights else stored.shapes_alone(config),
         tokenizer=tokenizer,
         settings=EncoderSettings(query_max_length=length, passage_max_length=length),
         base=encoder.base,
     )
+    return found, directory
 
 
 def _pooling(directory: Path) -> Pooling:
@@ -100,7 +109,7 @@ def _pooling(directory: Path) -> Pooling:
     return "lasttoken" if causal else "mean"
 
 
-def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
+def _read_sentence_transformers(name: str, kind: str | None) -> tuple[StoredModel, Path]:
     def reader(directory: Path) -> Any:
         if kind is None and hf_cross_encoder.is_one(peft.base_directory(directory)):
             return hf_cross_encoder
@@ -118,4 +127,4 @@ def _read_sentence_transformers(name: str, kind: str | None) -> StoredModel:
         (hf.read_architecture if found is hf_cross_encoder else found.check)(directory)
 
     directory = hub.resolve(name, default_owner=hub.ST_OWNER, modules=True, check=check)
-    return reader(directory).read(directory)
+    return reader(directory).read(directory), directory

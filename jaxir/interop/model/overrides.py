@@ -9,7 +9,7 @@ import numpy as np
 from jaxir.core.errors import UserError
 from jaxir.core.installation import require
 from jaxir.core.values import Count, Positive, Rate, checked
-from jaxir.interop.model import kinds, lora, stored
+from jaxir.interop.model import identity, kinds, lora, stored
 from jaxir.interop.model.encoder_settings import EncoderSettings
 from jaxir.interop.model.stored import ModelConfig, StoredModel
 from jaxir.models import layers
@@ -67,7 +67,7 @@ class CommonOverrides:
     def executed(self, config: ModelConfig) -> ModelConfig:
         """Returns `config` with the changed dtype, remat, scan_layers and dropout rate."""
         fields = (field.name for field in dataclasses.fields(config.backbone))
-        changes = {name: self.dropout_rate for name in fields if name.endswith(stored.DROPOUT)}
+        changes = {name: self.dropout_rate for name in fields if name.endswith(identity.DROPOUT)}
         remat = {"none": False, "all": True}.get(self.remat, self.remat)
         given = _given(dtype=self.dtype, remat=remat, scan_layers=self.scan_layers, **changes)
         return stored.replace_backbone(config, **given)

@@ -6,8 +6,6 @@ model, joined by dots: "encoder.layers.0.attention.query.kernel".
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,12 +30,6 @@ from jaxir.models.quantized import Scheme, is_quantized
 from jaxir.models.sparse_config import SparseConfig
 from jaxir.models.stacks import layers_of
 from jaxir.runtime.partitioning import Partitioner
-
-# Fields of a backbone that determine only how it is computed; they are excluded from fingerprints.
-EXECUTION = ("dtype", "remat", "scan_layers")
-DROPOUT = "dropout_rate"  # suffix of names of dropout rates, also excluded from fingerprints
-
-_HASHED_AT_ONCE = 1 << 24  # numbers of a parameter that are read and hashed at a time
 
 
 class Base(NamedTuple):
@@ -74,6 +66,7 @@ class StoredModel:
       base: the model that its adapters change, if its files only name that model.
       weights: how `build` quantises the encoders (see `quantized`); None: not at all.
       queries: the model of queries, if a sparse encoder encodes them with another one.
+      folder: the local folder whose files hold all of it; None: not known.
     """
 
     config: ModelConfig
@@ -84,6 +77,7 @@ class StoredModel:
     base: Base | None = None
     weights: Scheme | None = None
     queries: "StoredModel | None" = None
+    folder: Path | None = None
 
 
 class LoadedModel(NamedTuple):
@@ -343,50 +337,3 @@ def describe_config(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, SparseConfig) and config.form != SparseConfig.form:
         described["form"] = config.form
     return described | {"backbone": kind | described["backbone"]}
-
-
-def fingerprint(stored: StoredModel) -> str:
-    """Returns the SHA-256 (hex) of what decides the outputs: parameters, architecture and tokenizer.
-
-    Settings and the way of computing (types, rematerialisation, scanning, dropout) are excluded.
-    """
-    digest = _identity(stored.config, stored.tokenizer)
-    for name in sorted(stored.params):
-        value = stored.params[name]
-        digest.update(f"{name} {tuple(value.shape)}".encode())
-        # Read in parts, because lazy arrays may be large.
-        rows = max(1, _HASHED_AT_ONCE * value.shape[0] // max(1, math.prod(value.shape)))
-        for start in range(0, value.shape[0], rows):
-            digest.update(np.ascontiguousarray(value[start : start + rows], np.float32).data)
-    if stored.queries is not None:
-        digest.update(f"queries {fingerprint(stored.queries)}".encode())
-    return digest.hexdigest()
-
-
-def quantized_fingerprint(fingerprint: str, weights: Scheme | None) -> str:
-    """Returns the fingerprint of a model whose weights are quantised, from that of its float32 weights."""
-    return fingerprint if weights is None else hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()
-
-
-def initial_fingerprint(
-    config: ModelConfig, tokenizer: Tokenizer, seed: int, *, source: str = "initialised"
-) -> str:
-    """Returns a fingerprint of the model that a run starts from, without reading its parameters."""
-    digest = _identity(config, tokenizer)
-    digest.update(f"{source} from seed {seed}".encode())
-    return digest.hexdigest()
-
-
-def _identity(config: ModelConfig, tokenizer: Tokenizer) -> Any:
-    architecture, kind = describe_config(config), kinds.of(config)
-    before = [name for name, value in kind.since.items() if architecture.get(name, value) == value]
-    for name in (*kind.of_tokenizer, *before):
-        architecture.pop(name, None)
-    for field in list(architecture["backbone"]):
-        unsaved = config.backbone.added
-        before = field in unsaved and architecture["backbone"][field] == unsaved[field]
-        if field in (*EXECUTION, "module") or field.endswith(DROPOUT) or before:
-            del architecture["backbone"][field]
-    digest = hashlib.sha256(json.dumps(architecture, sort_keys=True).encode())
-    digest.update(tokenizer.fingerprint.encode())
-    return digest

@@ -190,8 +190,10 @@ class CompiledShapes:
 
     def _compile(self, parameters: list[jax.Array], shape: tuple[int, ...], num_arrays: int) -> Any:
         arrays = (jax.ShapeDtypeStruct(shape, np.int32),) * num_arrays
+        label = f"{num_arrays}x{'x'.join(map(str, shape))}"
+        arguments = ([0] * len(parameters), (0,) * num_arrays)
         return self._store.program(
-            len(parameters), shape, num_arrays, lambda: self.jitted.lower(parameters, arrays).compile()
+            label, arguments, 0, lambda: self.jitted.lower(parameters, arrays).compile()
         )
 
 

@@ -20,7 +20,7 @@ from jaxir.core.progress import progress
 from jaxir.data.text.tokenizer import Tokenizer
 from jaxir.interop import model_dir
 from jaxir.interop.huggingface import tokenizer_files
-from jaxir.interop.model import stored
+from jaxir.interop.model import identity, stored
 from jaxir.interop.model.stored import LoadedModel, StoredModel
 from jaxir.models.after_pooling import l2_normalize
 from jaxir.models.layers import size_of
@@ -89,7 +89,7 @@ class SparseEncoder:
     ):
         self.queries = queries
         self.model, self.tokenizer, self.settings, self.spec = model, tokenizer, settings, spec
-        self.fingerprint: str = fingerprint or stored.fingerprint(self._stored())
+        self.fingerprint: str = fingerprint or identity.fingerprint(self._stored())
         self.dimension: int = model.config.dimension
         self.max_active_dims: int | None = model.config.active_dims
         self.similarity_fn_name: str = model.config.score

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxir.runtime.program_store import ProgramStore, StoredFunction
+
 NO_RANK = np.iinfo(np.int32).max
 # Adding this to a rank gives the bits of a normal float32, and such floats sort like ranks.
 FIRST_NORMAL = 0x00800000
@@ -59,7 +61,7 @@ def block_program(
         return found[0][None], found[1][None]
 
     specs = {"in_specs": (whole, rows, rows, rows, rows, rows), "out_specs": (rows, rows)}
-    return jax.jit(jax.shard_map(program, mesh=mesh, **specs))
+    return _kept(program, mesh, **specs)
 
 
 @functools.lru_cache(maxsize=32)
@@ -81,7 +83,16 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
 
     # Skip JAX's check of varying axes, which cannot know that an all-gather gives equal results everywhere.
     specs = {"in_specs": (rows, rows), "out_specs": (whole, whole), "check_vma": False}
-    return jax.jit(jax.shard_map(program, mesh=mesh, **specs))
+    return _kept(program, mesh, **specs)
+
+
+def _kept(program: Callable[..., Any], mesh: Mesh, **specs: Any) -> Callable[..., Any]:
+    """Compiles a function of arrays on a mesh; on one device, later processes load its programs."""
+    jitted = jax.jit(jax.shard_map(program, mesh=mesh, **specs))
+    if mesh.size > 1:
+        return jitted
+    store = ProgramStore(program, mesh, specs, modules=(), devices=list(mesh.devices.flat))
+    return StoredFunction(jitted, store, num_results=2)
 
 
 def _products(queries: jax.Array, vectors: jax.Array, *, cpu: bool) -> jax.Array:
