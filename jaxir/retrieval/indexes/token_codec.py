@@ -28,6 +28,7 @@ ROUNDS = 4  # rounds of k-means
 PER_CENTROID = 16  # number of sampled tokens for each centroid
 BLOCK = 1024  # number of tokens that are compared with the centroids at once
 _READ = 65_536  # number of tokens that are coded at once
+_AT_ONCE = 2048  # number of tokens that are compared with a query at once, few enough for the cache
 
 
 class TokenCodes(NamedTuple):
@@ -57,16 +58,26 @@ class TokenCodes(NamedTuple):
         """
         if self.bits == 16:
             return self.codes[tokens].astype(np.float32) @ query.T
-        codes, middle = self.codes[tokens], (2**self.bits - 1) / 2
-        parts, width = 8 // self.bits, codes.shape[1]
-        query = np.pad(query, [(0, 0), (0, parts * width - query.shape[1])])
-        found = np.broadcast_to(-middle * query.sum(1), (len(codes), len(query))).copy()
-        for part in range(parts):
-            piece = codes >> np.uint8(part * self.bits) & np.uint8(2**self.bits - 1)
-            found += piece.astype(np.float32) @ query[:, part * width : (part + 1) * width].T
-        weights = self.weights[tokens].astype(np.float32)
-        found *= weights[:, 1:]
-        found += weights[:, :1] * of_centroids[self.nearest[tokens]]
+        width, middle = self.codes.shape[1], (2**self.bits - 1) / 2
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        query = np.pad(query, [(0, 0), (0, len(shifts) * width - query.shape[1])])
+        # A last component, which is 1 for each token, subtracts the mean of all codes.
+        factors = np.append(query, -middle * query.sum(1, keepdims=True), axis=1).T
+        found = np.empty((len(tokens), len(query)), np.float32)
+        levels = np.ones((min(_AT_ONCE, len(tokens)), len(factors)), np.float32)
+        for at in range(0, len(tokens), _AT_ONCE):
+            some = tokens[at : at + _AT_ONCE]
+            codes, of_some, given = (
+                np.take(self.codes, some, axis=0),
+                found[at:][:_AT_ONCE],
+                levels[: len(some)],
+            )
+            for part, shift in enumerate(shifts):
+                given[:, part * width : (part + 1) * width] = codes >> shift & np.uint8(2**self.bits - 1)
+            np.matmul(given, factors, out=of_some)
+            weights = np.take(self.weights, some, axis=0).astype(np.float32)
+            of_some *= weights[:, 1:]
+            of_some += weights[:, :1] * np.take(of_centroids, self.nearest[some], axis=0)
         return found
 
     def decode(self, tokens: np.ndarray | slice) -> np.ndarray:
