@@ -4,7 +4,7 @@
     python benchmarks/starts.py --corpus=FILE [--texts=1000] [--dtype=bfloat16] ...
 
 Each process runs alone, in turns with `import jax` and with sentence-transformers, which loads the same
-folder. jaxir's programs are compiled before the first round, into a cache of this script. With --corpus,
+folder. Programs and bytecode are compiled before the first round, into a cache of this script. With --corpus,
 processes that encode many texts take turns: jaxir with an empty cache, jaxir with that of the process before,
 and sentence-transformers. Nothing is downloaded. CPU time counts all threads; wall time is printed too.
 """
@@ -51,6 +51,8 @@ def main() -> None:
     flags = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         os.environ |= {"XDG_CACHE_HOME": directory, "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
+        os.environ["PYTHONPYCACHEPREFIX"] = f"{directory}/bytecode"
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         measure = encode_texts if flags.corpus else start
         found = measure(flags, Path(directory))
     first = statistics.median(cpu for cpu, _ in next(iter(found.values())))

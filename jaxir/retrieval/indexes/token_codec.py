@@ -26,7 +26,8 @@ Bits = Literal[2, 4, 16]  # bits of each component of a residual; 16: vectors in
 STEPS = {2: 0.9957, 4: 0.3352}  # distance between two levels, for a standard deviation of 1 (Max 1960)
 ROUNDS = 4  # rounds of k-means
 PER_CENTROID = 16  # number of sampled tokens for each centroid
-BLOCK = 1024  # number of tokens that are compared with the centroids at once
+# Number of tokens that are compared with the centroids at once. On a CPU, larger results would be new pages.
+BLOCK, CPU_BLOCK = 1024, 128
 _READ = 65_536  # number of tokens that are coded at once
 _AT_ONCE = 2048  # number of tokens that are compared with a query at once, few enough for the cache
 
@@ -162,13 +163,14 @@ def _nearest(centroids: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     half = np.einsum("cd,cd->c", centroids, centroids) / 2
     placed = jax.device_put((centroids, half))
     on_cpu = jax.default_backend() == "cpu"
+    size = CPU_BLOCK if on_cpu else BLOCK
     program = _program(on_cpu, on_cpu and has_quick_bfloat16())
     found = np.empty(len(vectors), np.int32)
-    for at in range(0, len(vectors), BLOCK):
-        block = vectors[at : at + BLOCK]
-        given = np.pad(block, [(0, BLOCK - len(block)), (0, 0)])
+    for at in range(0, len(vectors), size):
+        block = vectors[at : at + size]
+        given = np.pad(block, [(0, size - len(block)), (0, 0)])
         result = np.asarray(program(*placed, given))[: len(block)]
-        found[at : at + BLOCK] = result.argmax(1) if on_cpu else result
+        found[at : at + size] = result.argmax(1) if on_cpu else result
     return found
 
 
