@@ -21,12 +21,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -35,11 +32,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import report_machine
 from report_page import PARTS, render
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP = 2
-VERSIONS = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "flax", "optax", "numpy")
 
 
 class Scale(NamedTuple):
@@ -178,65 +175,12 @@ def work(part: str, scale: str | None) -> int:
             "encoding": encoding,
             "sparsecores": lambda scale: sparse_cores(scale, available=has_sparse_cores()),
         }
-        figures = machine() if part == "machine" else measure[part](SCALES[scale])
+        figures = report_machine.machine() if part == "machine" else measure[part](SCALES[scale])
         print(json.dumps(figures), flush=True)
     return 0
 
 
 # ------------------------------------------------------------------------------------------------- parts
-
-
-def machine() -> dict[str, Any]:
-    """Returns facts about this machine: devices, processor, versions and the commit."""
-    import jax
-
-    import jaxir
-    from jaxir.costs import targets
-
-    devices, ours = jax.devices(), jax.local_devices()[0]
-    target = targets.of_devices(devices)
-    versions = {}
-    for name in VERSIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    limit = (ours.memory_stats() or {}).get("bytes_limit")
-    return {
-        "platform": ours.platform,
-        "kind": ours.device_kind,
-        "devices": len(devices),
-        "machines": jax.process_count(),
-        "topology": target.name if target else None,
-        "memory_gib": limit / 2**30 if limit else None,
-        "jaxir": f"{jaxir.__version__} ({commit(ROOT)})",
-        "python": platform.python_version(),
-        "versions": versions,
-        "runtime": ours.client.platform_version.splitlines()[0],
-        "system": platform.platform(),
-        "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
-    }
-
-
-def commit(root: Path) -> str:
-    """Returns the commit of a checkout, or of an export by `git archive`, which a slice's machines have."""
-    if (root / ".git").exists() and shutil.which("git"):
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-        git = subprocess.run(command, capture_output=True, text=True)
-        if git.returncode == 0:
-            return git.stdout.strip()
-    archival = root / ".git_archival.txt"
-    told = archival.read_text().removeprefix("node: ").strip() if archival.exists() else ""
-    return told[:12] if told and not told.startswith("$") else "commit unknown"
-
-
-def processor() -> str:
-    """Returns the name of this machine's processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def training(scale: Scale, **mesh: Any) -> dict[str, Any]:

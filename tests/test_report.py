@@ -44,8 +44,9 @@ def test_report_names_its_commit_in_a_clone_and_in_an_archive(module, tmp_path):
     archive = subprocess.run([*git, "archive", "HEAD"], check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", str(unpacked)], input=archive, check=True)
     full = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
-    assert full.startswith(module.commit(repository)) and len(module.commit(repository)) >= 7
-    assert module.commit(unpacked) == full[:12]
+    commit = module.report_machine.commit
+    assert full.startswith(commit(repository)) and len(commit(repository)) >= 7
+    assert commit(unpacked) == full[:12]
 
 
 def test_report_compares_measured_with_planned(module):
