@@ -8,12 +8,13 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jaxir.core.errors import UserError
 from jaxir.data.formats.sources import Document
 from jaxir.data.text.truncation import Truncation, truncation_note
 from jaxir.models.quantized import Scheme
-from jaxir.retrieval.encoding.any_encoder import AnyEncoder, load_served
+from jaxir.retrieval.encoding.any_encoder import load_served
 from jaxir.retrieval.encoding.fixed_dimension_encoder import FixedDimensionEncoder
 from jaxir.retrieval.encoding.hybrid_text_encoder import HybridEncoder
 from jaxir.retrieval.encoding.text_encoder import DualEncoder, Tower
@@ -28,6 +29,9 @@ from jaxir.serving.opened import Opened, check_texts, named, searcher_of
 from jaxir.serving.rankings import HYBRID, RERANKED, Ranking, filtered, ranking_of
 from jaxir.serving.reranker import HybridReranker, Reranker, reranker_of
 from jaxir.serving.token_engine import TokenEngine
+
+if TYPE_CHECKING:
+    from jaxir.retrieval.encoding.any_encoder import AnyEncoder
 
 MAX_BATCH = 64  # maximum number of texts in an engine's batch
 

@@ -13,7 +13,6 @@ import functools
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import scipy.sparse
 from jaxtyping import Float32, Integer
 
 from jaxir.core.shapes import checked_shapes
@@ -115,6 +114,8 @@ def _drawn(how: FixedDimension, dimension: int) -> _Drawn:
         signs = random.randint(0, 2, (dimension, how.repetitions * how.projection)) * 2 - 1
         projections = (signs / np.sqrt(how.projection)).astype(np.float32)
     if (inner := how.inner(dimension)) > how.dimension:
+        import scipy.sparse  # takes a tenth of a second, and `encode` imports this file
+
         # A count sketch (Charikar et al. 2002): each component goes to one other, with a random sign.
         signs = (random.randint(0, 2, inner) * 2 - 1).astype(np.float32)
         places = random.randint(0, how.dimension, inner)
@@ -126,6 +127,8 @@ def _of_block(
     vectors: np.ndarray, lengths: np.ndarray, tower: Literal["query", "passage"], how: FixedDimension
 ) -> np.ndarray:
     """Returns the vectors [N, F] of some texts."""
+    import scipy.sparse
+
     (total, dimension), texts, repetitions = vectors.shape, len(lengths), how.repetitions
     drawn, clusters = _drawn(how, dimension), 1 << how.bits
     is_positive = (vectors @ drawn.planes > 0).reshape(total, repetitions, how.bits)
