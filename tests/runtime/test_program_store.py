@@ -144,3 +144,4 @@ def test_later_process_searches_without_tracing(tmp_path):
     answers, traces = zip(*(run.stdout.rsplit(" ", 1) for run in runs), strict=True)
     assert answers[0] == answers[1] and "'0'" in answers[0]
     assert [int(n) for n in traces] == [1, 0]
+    assert len(programs(tmp_path)) == 2  # that of a block of vectors, and that of the merge

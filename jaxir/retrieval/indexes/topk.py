@@ -71,14 +71,15 @@ def merge_program(mesh: Mesh) -> Callable[..., Any]:
     It maps (scores [n, Q, K], ranks [n, Q, K]) to (scores [Q, K], ranks [Q, K]), in descending order of
     score, then ascending order of rank.
     """
-    rows, whole = PartitionSpec(mesh.axis_names), PartitionSpec()
-
-    def together(x):
-        return jnp.concatenate(list(jax.lax.all_gather(x[0], mesh.axis_names)), axis=1)
+    rows, whole, axes = PartitionSpec(mesh.axis_names), PartitionSpec(), mesh.axis_names
 
     def program(scores, ranks):
         k = scores.shape[2]
-        negative, ranks = jax.lax.sort((-together(scores), together(ranks)), num_keys=2)
+        # `ProgramStore` can only describe closures that hold no functions.
+        scores, ranks = (
+            jnp.concatenate(list(jax.lax.all_gather(x[0], axes)), axis=1) for x in (scores, ranks)
+        )
+        negative, ranks = jax.lax.sort((-scores, ranks), num_keys=2)
         return -negative[:, :k], ranks[:, :k]
 
     # Skip JAX's check of varying axes, which cannot know that an all-gather gives equal results everywhere.
