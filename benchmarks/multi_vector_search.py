@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-CANDIDATES = (64, 128, 256, 512, 1024)
+CANDIDATES = (64, 128, 256, 512, 1024, 2048, 4096)
 FDE = (1280, 2560, 5120, 10_240)  # numbers of components of a text's vector to compare
 # PLAID's settings (n_ivf_probe, n_full_scores) to compare.
 PROBES = ((4, 512), (8, 1024), (8, 4096), (16, 4096), (32, 8192))

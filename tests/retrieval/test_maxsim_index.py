@@ -156,7 +156,7 @@ def test_all_passages_and_all_candidates_score_alike(clusters, storage):
 
 def test_products_of_codes_are_those_of_decoded_vectors():
     random = np.random.default_rng(2)
-    vectors, query = random.standard_normal((500, 12)).astype(np.float32), random.standard_normal((3, 12))
+    vectors, query = random.standard_normal((500, 11)).astype(np.float32), random.standard_normal((3, 11))
     vectors[0] = 0  # a zero vector
     for bits, most in ((4, 0.2), (2, 0.55)):
         codes = token_codec.encode([vectors], bits)
@@ -167,6 +167,25 @@ def test_products_of_codes_are_those_of_decoded_vectors():
         )
         np.testing.assert_allclose(products, decoded @ query.T, atol=1e-3)
         assert np.linalg.norm(decoded - vectors) < most * np.linalg.norm(vectors)
+
+
+def test_residuals_have_the_least_error_of_normal_values():
+    vectors = np.random.default_rng(3).standard_normal((400, 256)).astype(np.float32)
+    centroids = np.zeros((1, 256), np.float32)
+    for bits, error in ((4, 0.0095), (2, 0.1175)):  # Max 1960, table 1; equal distances give .0115 and .1188
+        codes, weights = token_codec._coded(vectors, centroids, bits)
+        nearest, levels = np.zeros(400, np.uint16), token_codec._levels(bits)
+        decoded = token_codec.TokenCodes(centroids, nearest, codes, weights, bits, levels).decode(slice(None))
+        shrunk = decoded * (decoded * vectors).sum(1, keepdims=True) / (decoded**2).sum(1, keepdims=True)
+        assert np.mean((shrunk - vectors) ** 2) == pytest.approx(error, rel=0.05)
+
+
+def test_index_without_stored_levels_has_equal_distances(clusters, tmp_path):
+    stored, _, _ = clusters
+    MaxSimIndex.build(stored, token_storage="4bit").save(tmp_path / "index")
+    (tmp_path / "index/levels.npy").unlink()
+    (tmp_path / "index/SHA256SUMS").unlink(missing_ok=True)
+    np.testing.assert_array_equal(np.diff(load_index(tmp_path / "index")._codes.levels), np.ones(15))
 
 
 def test_service_answers_from_an_index_of_token_vectors(encoded, tmp_path):

@@ -2,9 +2,8 @@
 
 As in ColBERTv2 (Santhanam et al. 2021, arXiv 2112.01488), a token is stored as the number of its nearest
 centroid and the difference from this centroid (the residual), with 2 or 4 bits for each component. Here the
-levels of a component are equally spaced, with the best spacing for normally distributed values (Max 1960),
-and each token has its own scale. Products with a query can therefore be computed from the codes, which are
-whole numbers.
+levels of a component are those with the least error for normally distributed values (Max 1960), and each
+token has its own scale.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from jaxir.runtime.cpu import has_quick_bfloat16
 from jaxir.storage.npy import read_npy, write_npy
 
 Bits = Literal[2, 4, 16]  # bits of each component of a residual; 16: vectors in float16, no residuals
-STEPS = {2: 0.9957, 4: 0.3352}  # distance between two levels, for a standard deviation of 1 (Max 1960)
+# The positive levels for a standard deviation of 1; the others are their negatives (Max 1960, table 1).
+LEVELS = {2: (0.4528, 1.51), 4: (0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733)}
 ROUNDS = 4  # rounds of k-means
 PER_CENTROID = 16  # number of sampled tokens for each centroid
 # Number of tokens that are compared with the centroids at once. On a CPU, larger results would be new pages.
@@ -33,14 +33,16 @@ _AT_ONCE = 2048  # number of tokens that are compared with a query at once, few 
 
 
 class TokenCodes(NamedTuple):
-    """T coded token vectors. A vector is w0 * centroid + w1 * (code - mean of all codes).
+    """T coded token vectors. A vector is w0 * centroid + w1 * levels[codes].
 
     Attributes:
       centroids: float32 [C, D].
       nearest: the number of each token's centroid, uint16 or int32 [T].
-      codes: uint8 [T, D * bits / 8]; for 16 bits the vectors, float16 [T, D].
+      codes: uint8 [T, W], W = D * bits / 8; the lowest bits of the bytes are the first W components. For 16
+        bits the vectors, float16 [T, D].
       weights: float16 [T, 2], w0 and w1; [0, 2] for 16 bits.
       bits: 2, 4 or 16.
+      levels: float32 [2 ** bits], the number that each code stands for; [0] for 16 bits.
     """
 
     centroids: np.ndarray
@@ -48,6 +50,7 @@ class TokenCodes(NamedTuple):
     codes: np.ndarray
     weights: np.ndarray
     bits: Bits
+    levels: np.ndarray
 
     def products(self, tokens: np.ndarray, query: np.ndarray, of_centroids: np.ndarray) -> np.ndarray:
         """Returns the products [t, Lq] of passage tokens with a query's tokens.
@@ -59,27 +62,28 @@ class TokenCodes(NamedTuple):
         """
         if self.bits == 16:
             return self.codes[tokens].astype(np.float32) @ query.T
-        width, middle = self.codes.shape[1], (2**self.bits - 1) / 2
-        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
-        query = np.pad(query, [(0, 0), (0, len(shifts) * width - query.shape[1])])
-        # A last component, which is 1 for each token, subtracts the mean of all codes.
-        factors = np.append(query, -middle * query.sum(1, keepdims=True), axis=1).T
-        found = np.empty((len(tokens), len(query)), np.float32)
-        levels = np.ones((min(_AT_ONCE, len(tokens)), len(factors)), np.float32)
+        parts, width = 8 // self.bits, self.codes.shape[1]
+        query = np.pad(query, [(0, 0), (0, parts * width - query.shape[1])])
+        # The order of components that `of_bytes` gives.
+        query = query.reshape(len(query), parts, width).transpose(2, 1, 0).reshape(parts * width, -1)
+        found = np.empty((len(tokens), query.shape[1]), np.float32)
+        decoded = np.empty((min(_AT_ONCE, len(tokens)), parts * width), np.float32)
+        of_bytes = self._of_bytes()
         for at in range(0, len(tokens), _AT_ONCE):
-            some = tokens[at : at + _AT_ONCE]
-            codes, of_some, given = (
-                np.take(self.codes, some, axis=0),
-                found[at:][:_AT_ONCE],
-                levels[: len(some)],
-            )
-            for part, shift in enumerate(shifts):
-                given[:, part * width : (part + 1) * width] = codes >> shift & np.uint8(2**self.bits - 1)
-            np.matmul(given, factors, out=of_some)
+            some, of_some = tokens[at : at + _AT_ONCE], found[at : at + _AT_ONCE]
+            given = decoded[: len(some)]
+            codes = np.take(self.codes, some, axis=0)
+            np.take(of_bytes, codes, out=given.view(of_bytes.dtype), mode="clip")
+            np.matmul(given, query, out=of_some)
             weights = np.take(self.weights, some, axis=0).astype(np.float32)
             of_some *= weights[:, 1:]
             of_some += weights[:, :1] * np.take(of_centroids, self.nearest[some], axis=0)
         return found
+
+    def _of_bytes(self) -> np.ndarray:
+        """Returns the 2 or 4 levels of each byte as one number [256], because one look-up is quicker."""
+        parts = [self.levels[np.arange(256) >> shift & 2**self.bits - 1] for shift in range(0, 8, self.bits)]
+        return np.stack(parts, axis=1).view({4: np.float64, 2: np.complex128}[self.bits])[:, 0]
 
     def decode(self, tokens: np.ndarray | slice) -> np.ndarray:
         """Returns the float32 vectors [t, D] of tokens."""
@@ -88,11 +92,11 @@ class TokenCodes(NamedTuple):
         shifts = np.arange(8 // self.bits, dtype=np.uint8)[:, None] * np.uint8(self.bits)
         codes = self.codes[tokens][:, None] >> shifts & np.uint8(2**self.bits - 1)
         dimension, weights = self.centroids.shape[1], self.weights[tokens].astype(np.float32)
-        found = codes.reshape(len(codes), -1)[:, :dimension] - np.float32((2**self.bits - 1) / 2)
+        found = self.levels[codes.reshape(len(codes), -1)[:, :dimension]]
         return weights[:, 1:] * found + weights[:, :1] * self.centroids[self.nearest[tokens]]
 
     def save(self, directory: Path) -> None:
-        for name in ("centroids", "nearest", "codes", "weights"):
+        for name in ("centroids", "nearest", "codes", "weights", "levels"):
             with (directory / f"{name}.npy").open("wb") as file:
                 write_npy(file, [getattr(self, name)])
 
@@ -100,12 +104,15 @@ class TokenCodes(NamedTuple):
     def load(cls, directory: Path, *, bits: Bits, tokens: int, dimension: int) -> TokenCodes:
         """Opens saved codes, memory-mapped except for centroids. Raises a UserError for unexpected shapes."""
         centroids, (width, dtype) = num_centroids(tokens), _row(dimension, bits)
+        count, levels = 0 if bits == 16 else 2**bits, directory / "levels.npy"
         return cls(
             np.array(read_npy(directory / "centroids.npy", np.float32, (centroids, dimension))),
             read_npy(directory / "nearest.npy", _number_type(centroids), (tokens,)),
             read_npy(directory / "codes.npy", dtype, (tokens, width)),
             read_npy(directory / "weights.npy", np.float16, (0 if bits == 16 else tokens, 2)),
             bits,
+            # Levels were equally spaced when they were not stored.
+            read_npy(levels, np.float32, (count,)) if levels.exists() else _spaced(count),
         )
 
 
@@ -127,7 +134,7 @@ def encode(shards: Sequence[np.ndarray], bits: Bits, *, seed: int = 0) -> TokenC
             else:
                 codes[rows], weights[rows] = _coded(vectors, centroids[nearest[rows]], bits)
             bar.update(len(vectors))
-    return TokenCodes(centroids, nearest, codes, weights, bits)
+    return TokenCodes(centroids, nearest, codes, weights, bits, _levels(bits))
 
 
 def num_centroids(tokens: int) -> int:
@@ -189,19 +196,28 @@ def _program(on_cpu: bool, rounded: bool):
 
 def _coded(vectors: np.ndarray, centroids: np.ndarray, bits: Bits) -> tuple[np.ndarray, np.ndarray]:
     """Returns the codes uint8 [t, D * bits / 8] and weights [t, 2] of vectors [t, D] at centroids [t, D]."""
-    residuals, middle = vectors - centroids, (2**bits - 1) / 2
-    steps = STEPS[bits] * np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
-    levels = np.clip(np.rint(residuals / steps + middle), 0, 2**bits - 1)
-    grid = levels - middle
+    residuals, levels = vectors - centroids, _levels(bits)
+    scales = np.sqrt(np.mean(residuals**2, axis=1, keepdims=True)) + 1e-30
+    found = np.searchsorted((levels[1:] + levels[:-1]) / 2, residuals / scales)
+    grid = levels[found]
     # `step` preserves the product of the residual and its code; then `length` preserves the vector's length.
     squares, products = (np.einsum("td,td->t", residuals, x) for x in (residuals, grid))
     step = squares / (products + 1e-30)
     decoded = np.linalg.norm(centroids + step[:, None] * grid, axis=1)
     length = np.linalg.norm(vectors, axis=1) / (decoded + 1e-30)
-    numbers = np.pad(levels.astype(np.uint8), [(0, 0), (0, -levels.shape[1] % (8 // bits))])
+    numbers = np.pad(found.astype(np.uint8), [(0, 0), (0, -found.shape[1] % (8 // bits))])
     parts = np.split(numbers, 8 // bits, axis=1)
     codes = functools.reduce(np.bitwise_or, (part << np.uint8(n * bits) for n, part in enumerate(parts)))
     return codes, np.stack([length, length * step], axis=1)
+
+
+def _levels(bits: Bits) -> np.ndarray:
+    positive = np.array(LEVELS.get(bits, ()), np.float32)
+    return np.concatenate([-positive[::-1], positive])
+
+
+def _spaced(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.float32) - np.float32((count - 1) / 2)
 
 
 def _blocks(shards: Sequence[np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:

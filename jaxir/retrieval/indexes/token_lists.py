@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PROBES = 16  # number of nearest centroids that each query token looks at
+PROBES = 32  # number of nearest centroids that each query token looks at
 
 
 class TokenLists(NamedTuple):
