@@ -24,6 +24,7 @@ from jaxir.retrieval.indexes.token_lists import TokenLists
 from jaxir.storage.npy import read_npy, write_npy
 
 CANDIDATES = 256  # default number of passages that are compared with a query by MaxSim
+_AT_ONCE = 1024  # number of passages that are compared at once, so that malloc reuses the memory of products
 _BITS = {"2bit": 2, "4bit": 4, "float16": 16}
 
 Queries = Sequence[np.ndarray]  # Q arrays [tokens, D]
@@ -137,13 +138,15 @@ class MaxSimIndex(Index):
 
     def _scores(self, query: np.ndarray, rows: np.ndarray, of_centroids: np.ndarray) -> np.ndarray:
         """Returns the MaxSim [n] of a query [Lq, D] with passages that have tokens."""
-        if not len(rows):
-            return np.empty(0, np.float32)
-        lengths = self._lengths[rows]
-        starts = np.cumsum(lengths) - lengths
-        tokens = np.arange(lengths.sum()) + np.repeat(self._ends[rows] - starts, lengths)
-        products = self._codes.products(tokens, query, of_centroids)
-        return np.maximum.reduceat(products, starts, axis=0).sum(1)
+        found = np.empty(len(rows), np.float32)
+        for at in range(0, len(rows), _AT_ONCE):
+            some = rows[at : at + _AT_ONCE]
+            lengths = self._lengths[some]
+            starts = np.cumsum(lengths) - lengths
+            tokens = np.arange(lengths.sum()) + np.repeat(self._ends[some] - starts, lengths)
+            products = self._codes.products(tokens, query, of_centroids)
+            found[at : at + _AT_ONCE] = np.maximum.reduceat(products, starts, axis=0).sum(1)
+        return found
 
     def _of_all(self, queries: Queries, k: int) -> list[Best]:
         """Compares every passage that has tokens with every query, on all devices of this process."""
