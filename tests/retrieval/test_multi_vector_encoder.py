@@ -138,6 +138,15 @@ def test_written_folder_is_the_same_model(name, tmp_path):
         )
 
 
+def test_a_folder_with_only_a_transformer_is_written_again(tmp_path):
+    folder, written = folder_of("fixed", tmp_path), tmp_path / "written"
+    modules = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps(modules[:1]))
+    formats.convert(f"st:{folder}", written, to="st")
+    one, other = (MultiVectorEncoder.load(f"st:{place}") for place in (folder, written))
+    assert_near(other.encode_passages(TEXTS["passages"]), one.encode_passages(TEXTS["passages"]))
+
+
 def test_a_folder_that_names_xtr_is_compared_by_maxsim(tmp_path, capsys):
     """sentence-transformers, which has XTR only as an argument of losses, opens such a folder with MaxSim."""
     folder = folder_of("fixed", tmp_path)

@@ -41,13 +41,12 @@ def write(directory: Path, model: StoredModel) -> None:
 def fits_pylate(model: StoredModel) -> bool:
     """Returns whether PyLate's form can hold a model."""
     config, settings, expansion = model.config, model.settings, model.config.expansion
-    *dense, last = (module.kind for module in config.token_modules or (None,))
+    *dense, last = [module.kind for module in config.token_modules or ()] or [None]
     always = expansion is None or (
         expansion.length == settings.query_max_length and _is_mask(expansion.token, model.tokenizer)
     )
     return (
-        config.token_modules != ()
-        and set(dense) == {"dense"}
+        set(dense) == {"dense"}
         and last == "normalize"
         and config.similarity == "maxsim"
         and (config.skipped_in == ("passage",) or not config.skipped)
